@@ -1,0 +1,1 @@
+"""Transport benches: one flow, loss, bursts, incast, latency, and a busy interpreter."""

@@ -1,0 +1,179 @@
+"""One flow, 1 to 500 MB per round, beside kernel TCP and the raw UDP ceiling.
+
+Every turn starts both processes anew, so the first round of each turn (`cold`) is reported apart.
+TCP runs as iperf3 runs it (128 KiB blocks), with 1 MB blocks, and into a buffer of the round's
+size; the summary compares with the first, and names the others under keys of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bench.harness import CaseResult, Chart, Distribution, Settings, ratio
+from bench.netlab import NetworkLab, lab_unavailable
+from bench.transport.cases import _network as network
+from bench.transport.peers.dblp_peer import dblp_missing, run_dblp_flow
+from bench.transport.peers.flow import FlowResult
+from bench.transport.peers.raw_udp import run_raw_udp
+from bench.transport.peers.tcp_flow import LARGE_BLOCK_BYTES, run_tcp_flow
+
+_MB = 1_000_000
+_SUMMARY_BYTES = 100 * _MB
+_TURNS = 4
+# Rounds of one turn, by size: about half a second with offloads on.
+_TURN_ROUNDS = {1 * _MB: 60, 20 * _MB: 20, 100 * _MB: 8, 500 * _MB: 3}
+_TURN_ROUNDS_MTU = {1 * _MB: 40, 20 * _MB: 8, 100 * _MB: 3, 500 * _MB: 1}
+_SMOKE_ROUNDS = {200_000: 3}
+_STOCK_BUFFER_BYTES = 212_992
+
+Flow = Callable[[NetworkLab | None, int, int], FlowResult]
+
+
+@dataclass
+class _Collected:
+    """All turns of one side at one size in one network."""
+
+    elapsed_s: list[float] = field(default_factory=list)
+    cold_s: list[float] = field(default_factory=list)
+    cpu_s_per_gb: list[float] = field(default_factory=list)
+    datagrams: int = 0
+    chunks: int = 0
+    kernel_drops: int = 0
+
+    def add(self, flow: FlowResult) -> None:
+        self.elapsed_s += flow.elapsed_s
+        self.cold_s += flow.cold_s
+        self.cpu_s_per_gb.append(flow.cpu_s_per_gb)
+        self.datagrams += flow.datagrams
+        self.chunks += flow.chunks
+        self.kernel_drops += flow.kernel_drops
+
+
+Cells = dict[tuple[str, int, str], _Collected]
+
+
+def run(settings: Settings, result: CaseResult) -> None:
+    """Loopback, veth with offloads on, veth with offloads off; all sides of a size take turns."""
+    cells: Cells = {}
+    missing = dblp_missing()
+    if missing:
+        result.notes.append(missing)
+    flows = _flows(result, dblp=not missing)
+    networks: list[tuple[str, bool | None]] = [("loopback", None)]
+    reason = lab_unavailable()
+    if reason is None:
+        networks += [("offloads on", True), ("offloads off", False)]
+    else:
+        result.notes.append(f"on loopback only: {reason}")
+    for label, offloads in networks:
+        lab_context: contextlib.AbstractContextManager[NetworkLab | None] = (
+            contextlib.nullcontext() if offloads is None else NetworkLab(2, offloads=offloads)
+        )
+        with lab_context as lab:
+            sizes = _TURN_ROUNDS_MTU if offloads is False else _TURN_ROUNDS
+            sizes = settings.pick(sizes, _SMOKE_ROUNDS)
+            if offloads is None and not settings.smoke:
+                sizes = {_SUMMARY_BYTES: sizes[_SUMMARY_BYTES]}
+            for nbytes, rounds in sizes.items():
+                turns = settings.pick(_TURNS, 1)
+                _take_turns(cells, lab, label, flows, nbytes, rounds, turns)
+    medians = _record(result, cells)
+    _summarise(result, cells, medians, settings.pick(_SUMMARY_BYTES, next(iter(_SMOKE_ROUNDS))))
+
+
+def _flows(result: CaseResult, *, dblp: bool) -> dict[str, Flow]:
+    flows: dict[str, Callable[..., FlowResult]] = {}
+    if dblp:
+        flows["dblp"] = run_dblp_flow
+
+        def stock(*where: object, **how: object) -> FlowResult:
+            config = {"socket_buffer_bytes": _STOCK_BUFFER_BYTES}
+            return run_dblp_flow(*where, config=config, **how)  # type: ignore[arg-type]
+
+        flows["dblp, stock buffers"] = stock
+    for name in network.controls(result):
+        flows[f"tcp {name}"] = _tcp(name)
+        flows[f"tcp {name}, 1 MB blocks"] = _tcp(name, block_bytes=LARGE_BLOCK_BYTES)
+    flows["tcp cubic, into place"] = _tcp("cubic", place=True, block_bytes=LARGE_BLOCK_BYTES)
+    flows["raw udp"] = run_raw_udp
+    return flows
+
+
+def _tcp(congestion: str, **options: object) -> Callable[..., FlowResult]:
+    def flow(*where: object, **how: object) -> FlowResult:
+        return run_tcp_flow(*where, congestion=congestion, **options, **how)  # type: ignore[arg-type]
+
+    return flow
+
+
+def _take_turns(
+    cells: Cells,
+    lab: NetworkLab | None,
+    label: str,
+    flows: dict[str, Callable[..., FlowResult]],
+    nbytes: int,
+    rounds: int,
+    turns: int,
+) -> None:
+    names = list(flows)
+    for turn in range(turns):
+        shift = turn % len(names)
+        for name in (*names[shift:], *names[:shift]):
+            flow = flows[name](lab, 0, 1, nbytes=nbytes, rounds=rounds)
+            cells.setdefault((label, nbytes, name), _Collected()).add(flow)
+
+
+def _record(result: CaseResult, cells: Cells) -> dict[tuple[str, int, str], Distribution]:
+    seen = {}
+    for (label, nbytes, name), cell in cells.items():
+        key = (label, nbytes, name)
+        gbit = [nbytes * 8e-9 / s for s in cell.elapsed_s]
+        seen[key] = result.add(
+            gbit, "gbit_s", network=label, mb=nbytes / _MB, side=name,
+            cold_p50_gbit_s=nbytes * 8e-9 / statistics.median(cell.cold_s),
+            cpu_s_per_gb=round(statistics.median(cell.cpu_s_per_gb), 3),
+            datagrams=cell.datagrams, chunks=cell.chunks, kernel_drops=cell.kernel_drops,
+        )  # fmt: skip
+    for label in dict.fromkeys(label for label, _, _ in cells):
+        sizes = sorted({nbytes for at, nbytes, _ in cells if at == label})
+        names = list(dict.fromkeys(name for at, _, name in cells if at == label))
+        series = {name: [seen[label, n, name].p50 for n in sizes] for name in names}
+        ticks = [f"{n / _MB:g} MB" for n in sizes]
+        chart = Chart(
+            label.replace(" ", "-"), f"one flow, {label}", "Gb/s (median)", series, x=ticks
+        )
+        result.charts.append(chart)
+    return seen
+
+
+def _summarise(
+    result: CaseResult,
+    cells: Cells,
+    seen: dict[tuple[str, int, str], Distribution],
+    nbytes: int,
+) -> None:
+    def p50(label: str, *sides: str) -> float | None:
+        found = [seen[label, nbytes, side].p50 for side in sides if (label, nbytes, side) in seen]
+        return max(found, default=None)
+
+    stock = ("tcp cubic", "tcp bbr")
+    large = ("tcp cubic, 1 MB blocks", "tcp bbr, 1 MB blocks")
+    on, off = "offloads on", "offloads off"
+    keys = result.summary
+    keys["goodput_over_tcp_offload"] = ratio(p50(on, "dblp"), p50(on, *stock))
+    keys["goodput_over_bbr_offload"] = ratio(p50(on, "dblp"), p50(on, "tcp bbr"))
+    keys["goodput_over_tcp_mtu"] = ratio(p50(off, "dblp"), p50(off, *stock))
+    keys["goodput_over_ceiling"] = ratio(p50(on, "dblp"), p50(on, "raw udp"))
+    keys["goodput_over_tcp_large_blocks_offload"] = ratio(p50(on, "dblp"), p50(on, *large))
+    keys["goodput_over_tcp_large_blocks_mtu"] = ratio(p50(off, "dblp"), p50(off, *large))
+    keys["goodput_over_tcp_into_place_offload"] = ratio(
+        p50(on, "dblp"), p50(on, "tcp cubic, into place")
+    )
+    keys["ceiling_over_tcp_offload"] = ratio(p50(on, "raw udp"), p50(on, *stock))
+    mine = [cell for (_, _, name), cell in cells.items() if name.startswith("dblp")]
+    chunks = sum(cell.chunks for cell in mine)
+    keys["clean_kernel_drops"] = sum(cell.kernel_drops for cell in mine) if mine else None
+    keys["clean_overhead"] = ratio(sum(cell.datagrams for cell in mine), chunks)

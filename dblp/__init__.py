@@ -1,0 +1,49 @@
+"""Bounded-loss gradient transport that follows the training phase (DBLP)."""
+
+from .collective.server import ParameterServer
+from .collective.worker import AllReduceReport, Worker
+from .config import TransportConfig
+from .errors import (
+    ConfigError,
+    DBLPError,
+    LocalProtocolError,
+    PeerLostError,
+    ProtocolError,
+    RemoteProtocolError,
+    RoundAbortedError,
+    RoundTimeoutError,
+)
+from .fastpath import FASTPATH
+from .faults import GilbertElliott, Impairment
+from .phase import Decision, FixedTolerance, GradientNormPolicy, Regime, Schedule, TolerancePolicy
+from .stats import RoundReport
+from .tolerance import Tolerance
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FASTPATH",
+    "AllReduceReport",
+    "ConfigError",
+    "DBLPError",
+    "Decision",
+    "FixedTolerance",
+    "GilbertElliott",
+    "GradientNormPolicy",
+    "Impairment",
+    "LocalProtocolError",
+    "ParameterServer",
+    "PeerLostError",
+    "ProtocolError",
+    "Regime",
+    "RemoteProtocolError",
+    "RoundAbortedError",
+    "RoundReport",
+    "RoundTimeoutError",
+    "Schedule",
+    "Tolerance",
+    "TolerancePolicy",
+    "TransportConfig",
+    "Worker",
+    "__version__",
+]

@@ -1,0 +1,174 @@
+"""Numbers of the readable fast path: norms, chunk energies and the mean over workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ._fastpath_py_bytes import Buffer, bitmap_bits, byte_view, chunk_count
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_STORED_AS: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+_BLOCK_ELEMENTS = 1 << 16
+"""Elements converted to float64 at a time: half a MiB stays in the cache."""
+
+
+def _elements(buffer: Buffer, dtype: str, name: str, *, writable: bool = False) -> Array:
+    """`buffer` as an array of elements as stored (bfloat16: uint16)."""
+    stored = _STORED_AS.get(dtype)
+    if stored is None:
+        raise ValueError(f"dtype {dtype!r} is not supported: use one of {', '.join(_STORED_AS)}")
+    view = byte_view(buffer, name, writable=writable)
+    if view.size % stored.itemsize:
+        raise ValueError(f"{name} has {view.size} bytes: not a whole number of {dtype} elements")
+    return view.view(stored)
+
+
+def _chunk_elements(chunk_bytes: int, dtype: str) -> int:
+    itemsize = _STORED_AS[dtype].itemsize
+    if chunk_bytes <= 0 or chunk_bytes % 8:
+        raise ValueError(f"chunk_bytes is {chunk_bytes}: not a positive multiple of 8")
+    return chunk_bytes // itemsize
+
+
+def _widen(stored: Array, dtype: str) -> Array:
+    """Elements in the type they are accumulated in: float64 for 'float64', otherwise float32."""
+    if dtype == "bfloat16":
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored if dtype == "float64" else stored.astype(np.float32)
+
+
+def _narrow(values: Array, dtype: str) -> Array:
+    """`values` rounded to nearest even into the elements that `dtype` is stored as."""
+    if dtype != "bfloat16":
+        return values.astype(_STORED_AS[dtype])
+    bits = values.view(np.uint32)
+    high = (bits >> 16).astype(np.uint32)
+    rounded = (bits.astype(np.uint64) + 0x7FFF + (high & 1)) >> 16
+    # Rounding may carry a NaN's mantissa away to infinity: a NaN becomes the quiet NaN of its sign.
+    quiet_nan = (high & 0x8000) | 0x7FC0
+    return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+
+
+def squared_norm(buffer: Buffer, dtype: str) -> float:
+    """Sum of squares in float64.  dtype: 'float32' 'float64' 'float16' 'bfloat16'."""
+    stored = _elements(buffer, dtype, "buffer")
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, stored.size, _BLOCK_ELEMENTS):
+            block = _widen(stored[start : start + _BLOCK_ELEMENTS], dtype).astype(np.float64)
+            total += float(np.sum(block * block))
+    return total
+
+
+def chunk_energy(buffer: Buffer, dtype: str, chunk_bytes: int) -> Array:
+    """float32 array: sum of squares per chunk (accumulated in float64)."""
+    stored = _elements(buffer, dtype, "buffer")
+    width = _chunk_elements(chunk_bytes, dtype)
+    energy = np.empty(chunk_count(stored.nbytes, chunk_bytes), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for index in range(energy.size):
+            block = _widen(stored[index * width : (index + 1) * width], dtype).astype(np.float64)
+            energy[index] = np.sum(block * block)
+    return energy
+
+
+class Reducer:
+    """Mean over workers, chunk by chunk while data arrives.  Accumulates in rank order, in float32
+    (float64 for 'float64'), divides at the end, rounds once to the buffer's dtype."""
+
+    def __init__(
+        self,
+        out: Buffer,
+        sources: Sequence[Buffer],
+        chunk_bytes: int,
+        dtype: str,
+        contributors: bool = False,
+    ) -> None:
+        """`out` and each of `sources` (rank order) are writable/readable contiguous buffers of equal size in bytes,
+        pinned while the Reducer lives.  dtype as in squared_norm.  contributors=False: divide by len(sources);
+        True: divide each chunk by the number of sources that delivered it."""
+        self._out = _elements(out, dtype, "out", writable=True)
+        self._sources = [_elements(each, dtype, f"source {i}") for i, each in enumerate(sources)]
+        if not 1 <= len(self._sources) <= 255:
+            raise ValueError(f"a Reducer takes 1 to 255 sources, not {len(self._sources)}")
+        for rank, source in enumerate(self._sources):
+            if source.nbytes != self._out.nbytes:
+                raise ValueError(
+                    f"source {rank} has {source.nbytes} bytes, out has {self._out.nbytes}: "
+                    "they must be of equal size"
+                )
+        self.dtype = dtype
+        self.chunk_bytes = chunk_bytes
+        self.contributors = contributors
+        self._width = _chunk_elements(chunk_bytes, dtype)
+        self.count = chunk_count(self._out.nbytes, chunk_bytes)
+        self._delivered = np.zeros(self.count, np.uint32)
+        self._is_ready = np.zeros(self.count, bool)
+        self._order = np.zeros(self.count, np.uint32)
+        self._ready = 0
+
+    @property
+    def ready(self) -> int:
+        """Chunks reduced so far; their indices are ready_indices()[:ready]."""
+        return self._ready
+
+    @property
+    def source_count(self) -> int:
+        """Number of sources (ranks)."""
+        return len(self._sources)
+
+    def ready_indices(self) -> Array:
+        """uint32 indices of the reduced chunks in the order in which they became ready, then zeros up to `count`."""
+        return self._order
+
+    def arrive(self, source: int, indices: Sequence[int] | Array) -> None:
+        """Source has these chunks (uint32 array).  Chunks now delivered by all sources are reduced and become ready.
+        Called from Channel ingest; at most once per (source, chunk)."""
+        if not 0 <= source < len(self._sources):
+            raise ValueError(f"source {source} is not one of {len(self._sources)} sources")
+        chunks = np.asarray(indices, np.int64)
+        if chunks.size and not 0 <= int(chunks.min()) <= int(chunks.max()) < self.count:
+            raise ValueError(f"a chunk index is out of range: there are {self.count} chunks")
+        for index in chunks.tolist():
+            if self._is_ready[index]:
+                raise ValueError(f"chunk {index} cannot arrive: it is complete already")
+            self.arrive_one(index)
+
+    def arrive_one(self, index: int) -> None:
+        """One more source has chunk `index` (in range; a chunk that is ready already changes nothing)."""
+        self._delivered[index] += 1
+        if self._delivered[index] == len(self._sources) and not self._is_ready[index]:
+            self._reduce(index, range(len(self._sources)))
+
+    def finish(self, bitmaps: Sequence[Buffer]) -> None:
+        """All sources have stopped; bitmaps say what each delivered (missing = contributes nothing).
+        Reduces every chunk that is not ready yet (no contributor: zero) and makes it ready, ascending."""
+        if len(bitmaps) != len(self._sources):
+            raise ValueError(f"{len(bitmaps)} bitmaps for {len(self._sources)} sources")
+        bits = [bitmap_bits(bitmap, self.count) for bitmap in bitmaps]
+        for index in np.flatnonzero(~self._is_ready).tolist():
+            self._reduce(index, [rank for rank, row in enumerate(bits) if row[index]])
+
+    def _reduce(self, index: int, ranks: Sequence[int]) -> None:
+        span = slice(index * self._width, (index + 1) * self._width)
+        if ranks:
+            divisor = len(ranks) if self.contributors else len(self._sources)
+            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                total = _widen(self._sources[ranks[0]][span], self.dtype)
+                for rank in ranks[1:]:
+                    total = total + _widen(self._sources[rank][span], self.dtype)
+                self._out[span] = _narrow(total / total.dtype.type(divisor), self.dtype)
+        else:
+            self._out[span] = 0
+        self._is_ready[index] = True
+        self._order[self._ready] = index
+        self._ready += 1

@@ -1,0 +1,348 @@
+"""The parameter server: sockets, clock and thread around `ServerCore`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from .. import wire
+from ..config import TransportConfig
+from ..errors import (
+    ConfigError,
+    DBLPError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RoundAbortedError,
+)
+from ..faults import Impairment
+from ..io.control import ControlConnection, parse_address
+from ..io.driver import Driver, PeerLink, make_link
+from ..io.handshake import Acceptor, FrameQueue, Terms
+from ..io.loop import LoopThread
+from ..phase import FixedTolerance, TolerancePolicy
+from ..stats import RoundReport
+from ..wire import Abort, Bye, Hello
+from .server_core import Downlink, MissingRule, NormSource, ServerCore
+
+__all__ = ["ParameterServer"]
+
+REPORTS_KEPT = 100_000
+"""Newest reports that `ParameterServer.reports` remembers: some 60 MB; `on_report` sees all."""
+
+START_MARGIN_S = 10.0
+"""How long opening sockets may take at most."""
+
+log = logging.getLogger("dblp")
+
+ReportSink = Callable[[RoundReport], None]
+
+
+class _ServerOwner:
+    """Lives on the loop thread: accepts workers, drives their links, tells the core."""
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        core: ServerCore,
+        acceptor: Acceptor,
+        terms: Terms,
+        config: TransportConfig,
+        fingerprint: str,
+        on_report: ReportSink,
+        over: threading.Event,
+    ) -> None:
+        self.core = core
+        self._thread = thread
+        self._acceptor = acceptor
+        self._terms = terms
+        self._config = config
+        self._fingerprint = fingerprint
+        self._on_report = on_report
+        self._over = over
+        self._links: dict[int, PeerLink] = {}
+        self._joining: dict[int, ControlConnection] = {}
+        self._left: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.driver = Driver(thread.loop, thread.wake_fd, config, self)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._acceptor.start(loop)
+        self._server = await loop.create_server(self._new_connection, sock=self._acceptor.tcp)
+        self.driver.extra_fds = [self._acceptor.tcp.fileno(), self._acceptor.udp.fileno()]
+
+    # --- joining
+
+    def _new_connection(self) -> ControlConnection:
+        control = ControlConnection()
+        task = asyncio.get_running_loop().create_task(self._join(control))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return control
+
+    async def _join(self, control: ControlConnection) -> None:
+        """From the connection to a driven link, or a refusal that says why."""
+        frames = FrameQueue(control)
+        rank = -1
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                hello = await frames.next(Hello)
+                assert isinstance(hello, Hello)
+                self._check(hello)
+                rank = hello.rank
+                self._joining[rank] = control
+                connection = await self._acceptor.welcome(control, hello, self._terms)
+            frames.release()
+        except (DBLPError, TimeoutError) as error:
+            log.info("a worker was refused: %s", error)
+            control.send(Abort(kind=type(error).__name__, reason=str(error)))
+            control.close()
+            return
+        finally:
+            self._joining.pop(rank, None)
+        name = f"rank {rank}"
+        link = make_link(name, connection, self._config, lambda now: self._on_events(rank, now))
+        self._links[rank] = link
+        self.driver.add(link)
+        self.core.attach(rank, link.session, now=self.driver.now())
+        self.driver.kick()
+
+    def _check(self, hello: Hello) -> None:
+        """Refuses a worker that cannot be part of this job."""
+        world = self.core.world
+        if hello.version != wire.PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"the worker speaks protocol version {hello.version}, the server {wire.PROTOCOL_VERSION}: install the "
+                "same version of dblp on both"
+            )
+        if self.core.error is not None:
+            raise RoundAbortedError(f"the job has ended ({self.core.error}): start the server again")
+        if hello.world not in (0, world):
+            raise RemoteProtocolError(
+                f"rank {hello.rank} expects {hello.world} workers, the server {world}: give all the same number"
+            )
+        if not 0 <= hello.rank < world:
+            raise RemoteProtocolError(
+                f"rank {hello.rank} is out of range: the server takes {world} workers, ranks 0 to {world - 1}"
+            )
+        if hello.rank in self._links or hello.rank in self._joining:
+            raise RemoteProtocolError(
+                f"rank {hello.rank} is taken: give every worker a rank of its own, 0 to {world - 1}"
+            )
+        if self._fingerprint and hello.fingerprint and hello.fingerprint != self._fingerprint:
+            raise RemoteProtocolError(
+                f"rank {hello.rank} has fingerprint {hello.fingerprint!r}, the job {self._fingerprint!r}: start all "
+                "ranks with the same model and settings"
+            )
+        self._fingerprint = self._fingerprint or hello.fingerprint
+
+    # --- Owner of the driver
+
+    def _on_events(self, rank: int, now: float) -> None:
+        if self._links[rank].session.peer_left and rank not in self._left:
+            self._left.add(rank)
+            self.core.peer_left(rank, now=now)
+        self.core.on_events(rank, now=now)
+
+    def on_tick(self, now: float) -> None:
+        core = self.core
+        due = core.next_timeout()
+        if due is not None and due <= now:
+            core.on_timeout(now=now)
+        for notice in core.take_notices():
+            log.warning("%s", notice)
+        for report in core.take_reports():
+            self._on_report(report)
+        for rank, frame in core.take_broadcast():
+            self._links[rank].control.send(frame)
+        if core.error is not None or len(self._left) == core.world:
+            self._over.set()
+
+    def next_timeout(self) -> float | None:
+        return self.core.next_timeout()
+
+    def on_link_failed(self, link: PeerLink, error: DBLPError) -> None:
+        rank = next(rank for rank, other in self._links.items() if other is link)
+        if rank not in self._left:
+            self.core.peer_lost(rank, error, now=self.driver.now())
+
+    def stall(self) -> str:
+        missing = sorted(set(range(self.core.world)) - set(self._links))
+        if missing:
+            return f"waiting for ranks {', '.join(map(str, missing))} to connect"
+        return self.core.stall()
+
+    async def shut_down(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self.core.error is None and len(self._left) < self.core.world:
+            if self.core.stall():
+                self.core.fail(RoundAbortedError("the server was closed while a round was open"))
+            for rank, link in self._links.items():
+                if rank not in self._left:
+                    link.control.send(Bye())
+        self.on_tick(self.driver.now())
+        self.driver.close()
+        self._acceptor.close()
+
+
+class ParameterServer:
+    """Averages the gradients of N workers, with a loss tolerance that follows the training phase (Algorithm 3).
+
+    ```python
+    policy = dblp.GradientNormPolicy(low="0.8%", high="40.8%")
+    with dblp.ParameterServer.serve_in_thread("0.0.0.0:5000", workers=3, policy=policy) as server:
+        server.wait()
+    ```
+    """
+
+    def __init__(
+        self,
+        address: str | tuple[str, int],
+        *,
+        workers: int,
+        policy: TolerancePolicy | None = None,
+        downlink: Downlink = "exact",
+        rule: MissingRule = "zero",
+        norm: NormSource = "sent",
+        config: TransportConfig | None = None,
+        fingerprint: str = "",
+        impairment: Impairment | None = None,
+        on_report: ReportSink | None = None,
+    ) -> None:
+        """Listens; workers may connect as soon as this returns.
+
+        Args:
+            address: "host:port" or (host, port); port 0 takes a free one.
+            workers: number of workers, 1 … 255.
+            policy: decides the tolerance of every round; None is exact (p = 0).
+            downlink: "exact" keeps replicas bit-identical; "lossy" is the paper's, with the policy's tolerance.
+            rule: "zero" (paper) divides by the number of workers; "contributors" divides each chunk by the number of
+                workers that delivered it.
+            norm: "sent" detects phases on the workers' own gradients; "received" (paper) on the received mean.
+            config: how bytes travel; the default fits.
+            fingerprint: text that must equal the workers' when both are given.
+            impairment: faults to inject into what arrives here.
+            on_report: called with every `RoundReport`, on the transport's thread; must be short.
+
+        Raises:
+            ConfigError: a bad argument, or an address that cannot be used.
+        """
+        self.config = config if config is not None else TransportConfig()
+        if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= 255:
+            raise ConfigError(f"workers is {workers!r}: choose an integer from 1 to 255")
+        check_choice("downlink", downlink, ("exact", "lossy"))
+        check_choice("rule", rule, ("zero", "contributors"))
+        check_choice("norm", norm, ("sent", "received"))
+        chosen = policy if policy is not None else FixedTolerance(0)
+        self.reports: deque[RoundReport] = deque(maxlen=REPORTS_KEPT)
+        """The newest reports; read it from any thread."""
+        self._on_report = on_report
+        self._over = threading.Event()
+        host, port = parse_address(address)
+        core = ServerCore(
+            world=workers,
+            policy=chosen,
+            config=self.config,
+            downlink=downlink,
+            rule=rule,
+            norm=norm,
+            rng=random.Random(self.config.seed),
+        )
+        terms = Terms(
+            world=workers,
+            downlink=downlink,
+            rule=rule,
+            tolerance=chosen.initial().tolerance.wire(),
+            order=self.config.order,
+            timeout_s=self.config.timeout_s,
+        )
+        acceptor = Acceptor(host, port, self.config, impairment)
+        self.address = acceptor.address
+        """Where it listens, as "host:port"; hand this to the workers."""
+        self._thread = LoopThread(self.config.loop, "dblp-server")
+        try:
+            self._owner = self._thread.call(
+                self._start(core, acceptor, terms, fingerprint), START_MARGIN_S
+            )
+        except BaseException:
+            self._thread.close()
+            raise
+
+    async def _start(
+        self, core: ServerCore, acceptor: Acceptor, terms: Terms, fingerprint: str
+    ) -> _ServerOwner:
+        owner = _ServerOwner(
+            self._thread, core, acceptor, terms, self.config, fingerprint, self._keep, self._over
+        )
+        await owner.start()
+        return owner
+
+    @classmethod
+    def serve_in_thread(
+        cls, address: str | tuple[str, int] = "127.0.0.1:0", *, workers: int, **options: object
+    ) -> ParameterServer:
+        """A running server; the arguments are those of the class."""
+        return cls(address, workers=workers, **options)  # type: ignore[arg-type]
+
+    def _keep(self, report: RoundReport) -> None:
+        self.reports.append(report)
+        if self._on_report is not None:
+            try:
+                self._on_report(report)
+            except Exception:
+                log.exception("on_report raised; the report is in ParameterServer.reports")
+
+    @property
+    def error(self) -> DBLPError | None:
+        """Why the job ended early; None while it runs or when it ended well."""
+        return self._owner.core.error
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until every worker has left, at most `timeout_s` seconds; False when time is up.
+
+        Raises the error that ended the job early, such as PeerLostError naming the rank.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._over.wait(0.2):
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def close(self) -> None:
+        """Says goodbye to the workers and releases sockets and thread; idempotent, waits for nobody."""
+        try:
+            self._thread.check_usable()
+        except LocalProtocolError:
+            return
+        try:
+            self._thread.call(self._owner.shut_down(), START_MARGIN_S)
+        finally:
+            self._thread.close()
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_owner") and not sys.is_finalizing():
+            self.close()
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """ConfigError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}: choose one of {', '.join(choices)}")

@@ -1,0 +1,399 @@
+"""The parameter server without sockets or clock: Algorithm 3 (paper, Section IV-D)."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Literal
+
+from .. import fastpath
+from ..config import TransportConfig
+from ..errors import (
+    DBLPError,
+    PeerLostError,
+    RemoteProtocolError,
+    RoundAbortedError,
+    RoundTimeoutError,
+)
+from ..phase import TolerancePolicy
+from ..proto import Event as SessionEvent
+from ..proto import (
+    FallbackToReliable,
+    OpenMismatch,
+    ReceiveFinished,
+    RoundOffered,
+    SendFinished,
+    Session,
+    send_order,
+)
+from ..stats import RoundReport
+from ..tolerance import EXACT, Tolerance
+from ..wire import Abort, Frame, Open, next_round, round_is_newer
+from .buffers import BufferPool
+from .round_layout import RoundLayout, disagreement, objection
+from .server_round import ServerRound, Stage, StreamState
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["Downlink", "MissingRule", "NormSource", "ServerCore"]
+
+Downlink = Literal["exact", "lossy"]
+MissingRule = Literal["zero", "contributors"]
+NormSource = Literal["sent", "received"]
+
+
+class ServerCore:
+    """N sessions, one mean per round and stream, one tolerance for all ranks.
+
+    Theory of operation.  A round of a stream starts when a rank announces it (`Open`).  The layout
+    of the first round is not known, so receive buffers are armed only when every rank has
+    announced it; from then on the next round is armed as soon as the uplinks of the one before are
+    in (*pre-arming*), and workers with an unchanged layout send without asking.  When all
+    announcements of a round are there, so are the norms of the workers' gradients; the policy
+    decides once for the downlink of this round and the uplink of the next (C1), and the downlinks
+    start: each chunk goes down when all ranks have delivered it.  When the last uplink stops, the
+    rest of the mean is computed under the missing-chunk rule and follows.
+
+    An announcement of round r+1 from a rank implies that the rank has round r (hazard 4 of the
+    design): `WorkerCore` keeps the rounds of a stream in order.  That is why two result buffers
+    and one set of receive buffers per stream are enough.
+
+    *Commands*: `attach`, `fail`.
+    *Inputs*: `on_events`, `on_timeout`, `peer_lost`.
+    *Outputs*: `take_broadcast`, `take_reports`, `take_notices`, `next_timeout`, and what the
+    sessions have to send: an input for one rank may put work in the sessions of the others.
+    *Getters*: `error`, `stall`, `pool`.
+
+    After an error every session is aborted and the core accepts no further round.
+    """
+
+    def __init__(
+        self,
+        *,
+        world: int,
+        policy: TolerancePolicy,
+        config: TransportConfig,
+        downlink: Downlink = "exact",
+        rule: MissingRule = "zero",
+        norm: NormSource = "sent",
+        rng: random.Random,
+        first_round: int = 0,
+    ) -> None:
+        """`first_round` is the id of the first round of every stream; both sides must agree (tests
+        start just below the wrap)."""
+        self.world = world
+        self.policy = policy
+        self.pool = BufferPool()
+        self.error: DBLPError | None = None
+        """Why the job cannot go on; None while it can."""
+        self._config = config
+        self._exact_downlink = downlink == "exact"
+        self._contributors = rule == "contributors"
+        self._norm_received = norm == "received"
+        self._first_round = first_round
+        self._order_seed = rng.getrandbits(32)
+        self._attached: dict[int, Session] = {}
+        self._sessions: list[Session] = []
+        self._left: set[int] = set()
+        self._streams: dict[int, StreamState] = {}
+        self._touched: set[int] = set()
+        self._broadcast: list[tuple[int, Frame]] = []
+        self._reports: list[RoundReport] = []
+        self._notices: list[str] = []
+
+    # --- commands ---------------------------------------------------------------------------
+
+    def attach(self, rank: int, session: Session, *, now: float) -> None:
+        """Adds the session to `rank`; rounds start when all ranks are there."""
+        assert 0 <= rank < self.world and rank not in self._attached, rank
+        self._attached[rank] = session
+        if len(self._attached) == self.world:
+            self._sessions = [self._attached[r] for r in range(self.world)]
+            for r in range(self.world):
+                self.on_events(r, now=now)
+
+    def fail(self, error: DBLPError, *, lost: int | None = None) -> None:
+        """Ends the job: every rank but `lost` is told, every session is aborted.  Idempotent."""
+        if self.error is not None:
+            return
+        self.error = error
+        frame = Abort(kind=type(error).__name__, reason=str(error))
+        for rank, session in self._attached.items():
+            session.abort(error)
+            if rank != lost and rank not in self._left:
+                self._broadcast.append((rank, frame))
+        self._streams.clear()
+        self._touched.clear()
+        self.pool.clear()
+
+    # --- inputs -----------------------------------------------------------------------------
+
+    def on_events(self, rank: int, *, now: float) -> None:
+        """Acts on what the session to `rank` has to tell."""
+        if self.error is not None or len(self._attached) < self.world:
+            return  # events wait in the session until all ranks are there
+        touched = self._touched
+        touched.add(rank)
+        while touched:
+            rank = touched.pop()
+            session = self._sessions[rank]
+            if session.error is not None:  # it said Abort, or what it must not say
+                self.peer_lost(rank, session.error, now=now)
+            elif session.peer_left and rank not in self._left:
+                self._left.add(rank)
+                self._refuse_rounds_without_the_left()
+            for event in session.take_events():
+                if self.error is None:
+                    self._on_event(rank, event, now)
+
+    def on_timeout(self, *, now: float) -> None:
+        """Ends the job when a round is over its time (`TransportConfig.timeout_s`)."""
+        for round_ in self._open_rounds():
+            if round_.deadline is not None and now >= round_.deadline:
+                self.fail(
+                    RoundTimeoutError(
+                        f"{round_.where} is not complete after {self._config.timeout_s:g} s: "
+                        f"{round_.waiting_for()}; look at that rank, or raise timeout_s"
+                    )
+                )
+                return
+
+    def peer_lost(self, rank: int, error: DBLPError, *, now: float) -> None:
+        """The connection to `rank` is gone or broken: every other rank learns which one it was."""
+        if isinstance(error, PeerLostError):
+            reason = str(error)
+            if f"rank {rank}" not in reason:
+                reason = f"rank {rank} is lost: {reason}"
+            error = PeerLostError(reason)
+        elif f"rank {rank}" not in str(error):
+            error = type(error)(f"rank {rank}: {error}")
+        self.fail(error, lost=rank)
+
+    # --- outputs ----------------------------------------------------------------------------
+
+    def take_broadcast(self) -> list[tuple[int, Frame]]:
+        """(rank, frame) pairs for the reliable channel."""
+        taken, self._broadcast = self._broadcast, []
+        return taken
+
+    def take_reports(self) -> list[RoundReport]:
+        """Reports of the uplinks and downlinks that ended since the last call."""
+        taken, self._reports = self._reports, []
+        return taken
+
+    def take_notices(self) -> list[str]:
+        """One-sentence warnings for the operator since the last call."""
+        taken, self._notices = self._notices, []
+        return taken
+
+    def next_timeout(self) -> float | None:
+        """When `on_timeout` wants to be called, in seconds, or None.  Sessions have their own."""
+        return min(
+            (round_.deadline for round_ in self._open_rounds() if round_.deadline is not None),
+            default=None,
+        )
+
+    def stall(self) -> str:
+        """What every unfinished round waits for, by stream, phase and rank; '' when idle."""
+        return "; ".join(
+            f"{round_.where} ({round_.stage.value}): {round_.waiting_for()}"
+            for round_ in self._open_rounds()
+        )
+
+    # --- events of the sessions -------------------------------------------------------------
+
+    def _on_event(self, rank: int, event: SessionEvent, now: float) -> None:
+        if isinstance(event, ReceiveFinished):
+            self._on_uplink_finished(event, now)
+        elif isinstance(event, SendFinished):
+            self._on_downlink_finished(rank, event)
+        elif isinstance(event, RoundOffered | OpenMismatch):
+            self._on_open(rank, event.open, now)
+        elif isinstance(event, FallbackToReliable):
+            self._notices.append(
+                f"datagrams to rank {rank} do not get through: what is missing goes over TCP "
+                f"(slower); check that UDP is not blocked between the hosts"
+            )
+
+    def _on_open(self, rank: int, offer: Open, now: float) -> None:
+        """`rank` announces a round."""
+        reason = objection(rank, offer, self._sessions[rank].channel.chunk_bytes)
+        if reason is not None:
+            self.fail(RemoteProtocolError(reason))
+            return
+        stream = self._streams.get(offer.stream)
+        if stream is None:
+            stream = self._streams[offer.stream] = StreamState(
+                offer.stream,
+                round_id=self._first_round,
+                world=self.world,
+                decision=self.policy.initial(),
+            )
+        current = stream.current
+        if offer.round == current.round_id:
+            self._on_offer(stream, rank, offer, now)
+        elif offer.round == next_round(current.round_id) and current.senders:
+            self._imply_stop(stream, current, rank, now)
+            stream.early.append((rank, offer))
+        elif round_is_newer(offer.round, current.round_id):
+            self.fail(
+                RemoteProtocolError(
+                    f"rank {rank} announces round {offer.round} of stream {offer.stream} and "
+                    f"round {current.round_id} is going on: all ranks must run the same rounds"
+                )
+            )
+        # else: an old round, which the session answers from its memory
+
+    def _on_offer(self, stream: StreamState, rank: int, offer: Open, now: float) -> None:
+        """`rank` announces the current round of `stream`."""
+        round_ = stream.current
+        if round_.offers[rank] is not None:
+            return
+        round_.offers[rank] = offer
+        round_.offered += 1
+        if round_.deadline is None:
+            round_.deadline = now + self._config.timeout_s
+        if stream.previous is not None:  # hazard 4: the worker has that result
+            self._imply_stop(stream, stream.previous, rank, now)
+        if self._left:
+            self._refuse_rounds_without_the_left()
+            if self.error is not None:
+                return
+        layout = RoundLayout.of(offer)
+        if round_.announced is None:
+            round_.announced = layout
+        if layout != round_.announced:
+            self.fail(RemoteProtocolError(disagreement(round_.offers)))
+        elif round_.offered == self.world:
+            if round_.layout != layout:
+                if round_.stage is Stage.ARMED:
+                    round_.disarm(self._sessions, self.pool)
+                self._arm(round_, layout, now)
+            if self.error is None:
+                self._on_all_offers(stream, now)
+
+    def _on_all_offers(self, stream: StreamState, now: float) -> None:
+        """Every rank has announced the current round: the policy can decide, chunks can go down."""
+        round_ = stream.current
+        if self._norm_received:
+            return
+        total = sum(offer.squared_norm for offer in round_.offers if offer is not None)
+        self._decide(stream, round_, total / self.world)
+        round_.stage = Stage.FLOWING
+        if round_.may_pipeline(self._downlink_tolerance(round_), self._config.stop):
+            self._start_downlinks(round_, now)
+
+    def _on_uplink_finished(self, event: ReceiveFinished, now: float) -> None:
+        receiver = event.receiver
+        assert receiver.report is not None
+        stream = self._streams[receiver.stream]
+        round_ = stream.current
+        assert round_.round_id == receiver.round_id, "an uplink ended twice"
+        self._reports.append(receiver.report)
+        round_.uplinks_left -= 1
+        if round_.uplinks_left == 0:
+            self._complete(stream, now)
+
+    def _complete(self, stream: StreamState, now: float) -> None:
+        """Every uplink of the current round has stopped: complete the mean, arm the next round."""
+        round_ = stream.current
+        assert round_.offered == self.world, "an uplink stopped before it was announced"
+        round_.reduce(self._sessions, self.pool)
+        if round_.decision is None:
+            assert round_.result is not None and round_.layout is not None
+            norm = fastpath.squared_norm(round_.result, round_.layout.dtype)
+            self._decide(stream, round_, norm)
+        round_.stage = Stage.REDUCED
+        if not round_.senders:
+            self._start_downlinks(round_, now)
+        self._close_if_done(stream, round_)
+        following = stream.advance()
+        if len(self._left) < self.world:
+            assert round_.layout is not None
+            self._arm(following, round_.layout, now)
+        early, stream.early = stream.early, []
+        for rank, offer in early:
+            if self.error is None:
+                self._on_offer(stream, rank, offer, now)
+
+    def _on_downlink_finished(self, rank: int, event: SendFinished) -> None:
+        sender = event.sender
+        assert sender.report is not None
+        self._reports.append(sender.report)
+        stream = self._streams[sender.stream]
+        round_ = stream.find(sender.round_id)
+        if round_ is not None:  # else the stop was implied, and that was the last downlink
+            self._downlink_over(stream, round_, rank)
+
+    def _imply_stop(self, stream: StreamState, round_: ServerRound, rank: int, now: float) -> None:
+        """`rank` has the mean of `round_`, though its STOP may be lost."""
+        self._sessions[rank].imply_stop(round_.stream, round_.round_id, now=now)
+        self._touched.add(rank)
+        self._downlink_over(stream, round_, rank)
+
+    def _downlink_over(self, stream: StreamState, round_: ServerRound, rank: int) -> None:
+        round_.downlinks_open.discard(rank)
+        self._close_if_done(stream, round_)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _open_rounds(self) -> list[ServerRound]:
+        return [round_ for stream in self._streams.values() for round_ in stream.open_rounds()]
+
+    def _close_if_done(self, stream: StreamState, round_: ServerRound) -> None:
+        if not round_.downlinks_open and round_.stage is Stage.REDUCED:
+            round_.give_back_result(self.pool)
+            round_.stage = Stage.DONE
+            round_.deadline = None
+            if stream.previous is round_:
+                stream.previous = None
+
+    def _decide(self, stream: StreamState, round_: ServerRound, mean_square: float) -> None:
+        """Asks the policy once; the answer holds for this downlink and the next uplink."""
+        norm = math.sqrt(mean_square) if mean_square >= 0 else math.nan
+        decision = self.policy.observe(stream=round_.stream, step=round_.step, norm=norm)
+        round_.decision = decision
+        stream.decision = decision
+
+    def _downlink_tolerance(self, round_: ServerRound) -> Tolerance:
+        assert round_.decision is not None
+        return EXACT if self._exact_downlink else round_.decision.tolerance
+
+    def _start_downlinks(self, round_: ServerRound, now: float) -> None:
+        tolerance = self._downlink_tolerance(round_)
+        order = None if round_.stage is Stage.FLOWING else self._order(round_, tolerance)
+        round_.start_downlinks(self._sessions, tolerance, order, now=now)
+        self._touched.update(range(self.world))
+
+    def _order(self, round_: ServerRound, tolerance: Tolerance) -> npt.NDArray[np.uint32]:
+        """Send order of a complete mean, the same for all ranks."""
+        assert round_.layout is not None and round_.result is not None
+        return send_order(
+            self._config.order_for(exact=tolerance.is_exact, dtype=round_.layout.dtype),
+            round_.receivers[0].layout,
+            round_id=round_.round_id,
+            seed=self._order_seed << 16 | round_.stream,
+            buffer=round_.result.data,
+            dtype=round_.layout.dtype,
+        )
+
+    def _arm(self, round_: ServerRound, layout: RoundLayout, now: float) -> None:
+        try:
+            round_.arm(layout, self._sessions, self.pool, contributors=self._contributors, now=now)
+        except MemoryError:
+            self.fail(
+                RoundAbortedError(
+                    f"{round_.where}: the server has no memory for {self.world} receive buffers "
+                    f"and a result of {layout.nbytes:,} bytes: use a larger host or smaller buckets"
+                )
+            )
+        self._touched.update(range(self.world))
+
+    def _refuse_rounds_without_the_left(self) -> None:
+        """A rank that is gone will never announce a round that others wait in."""
+        for stream in self._streams.values():
+            if reason := stream.left_alone(self._left):
+                self.fail(RoundAbortedError(reason))
+                return

@@ -1,0 +1,283 @@
+"""What the server keeps for one round of one stream, and for one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from .. import fastpath
+from ..phase import Decision, Regime
+from ..proto import Receiver, Sender, Session
+from ..tolerance import Tolerance
+from ..wire import Open, next_round
+from .round_layout import RoundLayout
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from .buffers import BufferPool
+
+__all__ = ["ServerRound", "Stage", "StreamState"]
+
+
+class Stage(Enum):
+    """Where a round of the server stands.
+
+    GATHERING → ARMED → FLOWING → REDUCED → DONE; a changed layout goes back from ARMED to
+    GATHERING.  With `norm="received"` a round goes from ARMED to REDUCED directly, because its
+    downlink cannot start before the reduction.
+    """
+
+    GATHERING = "gathering the announcements"
+    """Nothing is armed: the layout is not known before every rank has announced it."""
+    ARMED = "receiving"
+    """Every rank may send; some announcements are still to come."""
+    FLOWING = "receiving and sending"
+    """Every rank has announced the round: chunks that all ranks delivered go down already."""
+    REDUCED = "sending the result"
+    """Every uplink has stopped and the mean is complete."""
+    DONE = "done"
+
+
+class ServerRound:
+    """One round of one stream on the server: N uplinks, one reduction, N downlinks.
+
+    Commands: `arm`, `disarm`, `start_downlinks`, `reduce`, `give_back_result`.  Getters:
+    `may_pipeline`, `where`, `waiting_for`.  Everything else is state that `ServerCore` keeps here;
+    lists are indexed by rank.
+    """
+
+    __slots__ = (
+        "announced", "deadline", "decision", "downlinks_open", "layout", "offered", "offers",
+        "receivers", "reducer", "result", "round_id", "senders", "sources", "stage", "step",
+        "stream", "uplink_decision", "uplinks_left",
+    )  # fmt: skip
+
+    def __init__(
+        self, *, stream: int, round_id: int, step: int, world: int, decision: Decision
+    ) -> None:
+        self.stream = stream
+        self.round_id = round_id
+        self.step = step
+        """Rounds of this stream before this one; does not wrap."""
+        self.stage = Stage.GATHERING
+        self.uplink_decision = decision
+        """Fixed here for the life of the round and the same for all ranks (C1)."""
+        self.decision: Decision | None = None
+        """For this downlink and the next uplink; None before all norms are known."""
+        self.announced: RoundLayout | None = None
+        """What the first rank to announce the round announced."""
+        self.layout: RoundLayout | None = None
+        """What is armed."""
+        self.offers: list[Open | None] = [None] * world
+        self.offered = 0
+        self.receivers: list[Receiver] = []
+        self.senders: list[Sender] = []
+        self.sources: list[npt.NDArray[np.uint8]] = []
+        self.result: npt.NDArray[np.uint8] | None = None
+        self.reducer: fastpath.Reducer | None = None
+        self.uplinks_left = world
+        self.downlinks_open = set(range(world))
+        """Ranks that may still read the result: their senders are not over."""
+        self.deadline: float | None = None
+        """When the round has taken too long, in seconds; None before the first announcement."""
+
+    def arm(
+        self,
+        layout: RoundLayout,
+        sessions: Sequence[Session],
+        pool: BufferPool,
+        *,
+        contributors: bool,
+        now: float,
+    ) -> None:
+        """Makes every rank able to send this round; MemoryError when the buffers cannot be had."""
+        assert self.stage is Stage.GATHERING, self.stage
+        world = len(sessions)
+        self.layout = layout
+        self.result = pool.acquire(layout.nbytes)
+        self.sources = [pool.acquire(layout.nbytes) for _ in range(world)]
+        self.reducer = fastpath.Reducer(
+            self.result, self.sources, layout.chunk_bytes, layout.dtype, contributors
+        )
+        tolerance = self.uplink_decision.tolerance
+        self.receivers = [
+            session.arm(
+                stream=self.stream,
+                round_id=self.round_id,
+                buffer=self.sources[rank].data,
+                dtype=layout.dtype,
+                tolerance=tolerance,
+                reducer=self.reducer,
+                source=rank,
+                direction="uplink",
+                rank=rank,
+                regime=self.uplink_decision.regime.value,
+                now=now,
+            )
+            for rank, session in enumerate(sessions)
+        ]
+        self.stage = Stage.ARMED
+
+    def disarm(self, sessions: Sequence[Session], pool: BufferPool) -> None:
+        """Takes back an armed round into which nothing has come: its layout has changed."""
+        assert self.stage is Stage.ARMED, self.stage
+        for session in sessions:
+            session.release(self.stream, self.round_id)
+        self._give_back_sources(pool)
+        self.give_back_result(pool)
+        self.receivers = []
+        self.layout = None
+        self.stage = Stage.GATHERING
+
+    def may_pipeline(self, downlink: Tolerance, stop: str) -> bool:
+        """Whether chunks may go down before all uplinks have stopped.
+
+        A worker whose downlink ends zeroes the missing chunks of the buffer that it also sends
+        from, and falls silent.  So the end of a downlink must imply that the server needs no more
+        from any uplink: true if the downlink needs every chunk, or no fewer than an eager uplink.
+        """
+        count = self.receivers[0].layout.count
+        needed = downlink.needed(count)
+        if needed == count:
+            return True
+        return stop == "eager" and needed >= self.uplink_decision.tolerance.needed(count)
+
+    def start_downlinks(
+        self,
+        sessions: Sequence[Session],
+        tolerance: Tolerance,
+        order: npt.NDArray[np.uint32] | None,
+        *,
+        now: float,
+    ) -> None:
+        """Announces the mean to every rank; `order` None sends chunks as they become ready."""
+        assert self.decision is not None and self.layout is not None
+        assert self.result is not None and not self.senders
+        critical = self.decision.regime is Regime.CRITICAL
+        self.senders = [
+            session.send(
+                stream=self.stream,
+                round_id=self.round_id,
+                buffer=self.result.data,
+                dtype=self.layout.dtype,
+                order=order,
+                reducer=self.reducer if order is None else None,
+                wait_ready=False,
+                tolerance=tolerance,
+                critical=critical,
+                next_tolerance=self.decision.tolerance,
+                direction="downlink",
+                rank=rank,
+                now=now,
+            )
+            for rank, session in enumerate(sessions)
+        ]
+
+    def reduce(self, sessions: Sequence[Session], pool: BufferPool) -> None:
+        """Completes the mean; every uplink has stopped.  Frees the receive buffers."""
+        assert self.reducer is not None and self.uplinks_left == 0
+        self.reducer.finish([receiver.bitmap.bits for receiver in self.receivers])
+        for session in sessions:
+            session.release(self.stream, self.round_id)
+        self._give_back_sources(pool)
+
+    def give_back_result(self, pool: BufferPool) -> None:
+        """No sender reads the result any more."""
+        assert self.result is not None
+        pool.release(self.result)
+        self.result = None
+        self.reducer = None
+
+    @property
+    def where(self) -> str:
+        """Names the round in errors."""
+        return f"stream {self.stream} round {self.round_id}"
+
+    def waiting_for(self) -> str:
+        """Which ranks the round waits for, and for what."""
+        absent = [str(rank) for rank, offer in enumerate(self.offers) if offer is None]
+        if absent:
+            return f"waiting for rank {', '.join(absent)} to announce it"
+        parts = [
+            f"the uplink of rank {rank} has {receiver.accepted} of {receiver.needed} chunks"
+            for rank, receiver in enumerate(self.receivers)
+            if self.uplinks_left and not receiver.is_over
+        ] or [
+            f"rank {rank} has not confirmed its downlink"
+            for rank, sender in enumerate(self.senders)
+            if not sender.is_over
+        ]
+        return ", ".join(parts) or "waiting for the server"
+
+    def _give_back_sources(self, pool: BufferPool) -> None:
+        for buffer in self.sources:
+            pool.release(buffer)
+        self.sources = []
+
+
+class StreamState:
+    """One stream on the server.
+
+    `current` is the round whose uplinks are not all in; `previous` is the one before it while its
+    downlink is still going.  There are never more: a worker announces round r+1 only when it has
+    the result of round r (`WorkerCore`), so the announcements of r+1 end the downlinks of r.
+    """
+
+    __slots__ = ("current", "decision", "early", "previous", "world")
+
+    def __init__(self, stream: int, *, round_id: int, world: int, decision: Decision) -> None:
+        self.world = world
+        self.decision = decision
+        """Newest decision of the policy for this stream."""
+        self.current = ServerRound(
+            stream=stream, round_id=round_id, step=0, world=world, decision=decision
+        )
+        self.previous: ServerRound | None = None
+        self.early: list[tuple[int, Open]] = []
+        """Announcements (rank, Open) of the round after `current`.  At tolerance 0 the fast path
+        can complete a mean, and a worker can answer, before this core was told."""
+
+    def advance(self) -> ServerRound:
+        """All uplinks of `current` are in: the next round becomes the current one."""
+        done = self.current
+        assert self.previous is None, "the announcements of a round end the downlinks before it"
+        if done.stage is not Stage.DONE:
+            self.previous = done
+        self.current = ServerRound(
+            stream=done.stream,
+            round_id=next_round(done.round_id),
+            step=done.step + 1,
+            world=self.world,
+            decision=self.decision,
+        )
+        return self.current
+
+    def open_rounds(self) -> list[ServerRound]:
+        """The rounds that at least one rank has announced and that are not done, oldest first."""
+        rounds = [] if self.previous is None else [self.previous]
+        if self.current.offered:
+            rounds.append(self.current)
+        return rounds
+
+    def left_alone(self, left: set[int]) -> str:
+        """Who waits in vain for a rank that has said goodbye, as one sentence; '' if nobody."""
+        offers = self.current.offers
+        gone = next((rank for rank in sorted(left) if offers[rank] is None), None)
+        if gone is None or not self.current.offered:
+            return ""
+        waiting = next(rank for rank, offer in enumerate(offers) if offer is not None)
+        return (
+            f"{self.current.where}: rank {waiting} waits for rank {gone}, which has closed its "
+            f"worker: all ranks must run the same rounds"
+        )
+
+    def find(self, round_id: int) -> ServerRound | None:
+        """The round with this id, if it is still going."""
+        if self.current.round_id == round_id:
+            return self.current
+        if self.previous is not None and self.previous.round_id == round_id:
+            return self.previous
+        return None

@@ -1,0 +1,138 @@
+# Mean over workers, chunk by chunk.
+
+
+cdef int element_kind(str dtype) except -1:
+    kind = DEF_KINDS.get(dtype)
+    if kind is None:
+        raise ValueError(f"dtype must be one of {', '.join(DEF_KINDS)}, not {dtype!r}")
+    return kind
+
+
+def squared_norm(buffer, str dtype):
+    cdef int kind = element_kind(dtype)
+    cdef _Pin pin = _Pin(buffer, False)
+    cdef const uint8_t *data = pin.data()
+    cdef size_t size = pin.size()
+    cdef double total
+    with nogil:
+        total = dblp_energy(data, size, kind)
+    return total
+
+
+def chunk_energy(buffer, str dtype, int64_t chunk_bytes):
+    cdef int kind = element_kind(dtype)
+    cdef _Pin pin = _Pin(buffer, False)
+    if chunk_bytes < 8 or chunk_bytes % 8:
+        raise ValueError(f"chunk_bytes must be a positive multiple of 8, not {chunk_bytes}")
+    cdef int64_t count = (pin.size() + chunk_bytes - 1) // chunk_bytes, i
+    cdef int64_t nbytes = pin.size()
+    energy = np.empty(count, dtype=np.float32)
+    cdef float[::1] out = energy
+    cdef const uint8_t *data = pin.data()
+    with nogil:
+        for i in range(count):
+            out[i] = <float> dblp_energy(data + i * chunk_bytes, min(chunk_bytes, nbytes - i * chunk_bytes), kind)
+    return energy
+
+
+cdef void reduce_chunk(ReducerState *r, uint32_t chunk, const uint8_t **sources, int present) noexcept nogil:
+    """`sources` are the present sources' buffers (whole, not chunk) in rank order."""
+    cdef int64_t start = <int64_t> chunk * r.chunk_bytes
+    cdef const uint8_t *at[256]
+    cdef int s
+    for s in range(present):
+        at[s] = sources[s] + start
+    dblp_mean(r.out + start, at, present, min(<int64_t> r.chunk_bytes, r.nbytes - start),
+              present if r.contributors else r.world, r.kind)
+    r.order[r.ready] = chunk
+    r.ready += 1
+
+
+cdef inline void reducer_arrive(ReducerState *r, uint32_t chunk) noexcept nogil:
+    r.arrivals[chunk] += 1
+    if r.arrivals[chunk] == r.world:
+        reduce_chunk(r, chunk, <const uint8_t **> r.sources, r.world)
+
+
+cdef class Reducer:
+    cdef ReducerState state
+    cdef list pins
+    cdef object order
+
+    def __cinit__(self, out, sources, int64_t chunk_bytes, str dtype, bint contributors=False):
+        self.state.kind = element_kind(dtype)
+        cdef int world = len(sources)
+        if not 1 <= world <= 255:
+            raise ValueError(f"a reduction takes 1 to 255 sources, not {world}")
+        if chunk_bytes < 8 or chunk_bytes % 8:
+            raise ValueError(f"chunk_bytes must be a positive multiple of 8, not {chunk_bytes}")
+        cdef _Pin target = _Pin(out, True), pin
+        if target.size() % _ITEM_BYTES[dtype]:
+            raise ValueError(f"{target.size()} bytes are not a whole number of {dtype} elements")
+        self.pins = [target]
+        self.state.sources = <uint8_t **> calloc(world, sizeof(void *))
+        for i in range(world):
+            pin = _Pin(sources[i], False)
+            if pin.size() != target.size():
+                raise ValueError(f"source {i} has {pin.size()} bytes, the result {target.size()}")
+            self.pins.append(pin)
+            self.state.sources[i] = pin.data()
+        self.state.out = target.data()
+        self.state.world = world
+        self.state.contributors = contributors
+        self.state.chunk_bytes = <uint32_t> chunk_bytes
+        self.state.nbytes = target.size()
+        self.state.count = <uint32_t> ((target.size() + chunk_bytes - 1) // chunk_bytes)
+        self.state.arrivals = <uint8_t *> calloc(self.state.count + 1, 1)
+        self.order = np.zeros(self.state.count + 1, dtype=np.uint32)
+        cdef uint32_t[::1] order = self.order
+        self.state.order = &order[0]
+        if self.state.sources == NULL or self.state.arrivals == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.state.sources)
+        free(self.state.arrivals)
+
+    @property
+    def count(self):
+        return self.state.count
+
+    @property
+    def ready(self):
+        return self.state.ready
+
+    def ready_indices(self):
+        return self.order[: self.state.count]
+
+    def arrive(self, int source, indices):
+        if not 0 <= source < self.state.world:
+            raise ValueError(f"source {source} is not one of {self.state.world}")
+        cdef const uint32_t[::1] which = np.ascontiguousarray(indices, dtype=np.uint32)
+        cdef Py_ssize_t i
+        for i in range(which.shape[0]):
+            if which[i] >= self.state.count or self.state.arrivals[which[i]] >= self.state.world:
+                raise ValueError(f"chunk {which[i]} cannot arrive: out of range or complete already")
+            reducer_arrive(&self.state, which[i])
+
+    def finish(self, bitmaps):
+        cdef int world = self.state.world, s, present
+        if len(bitmaps) != world:
+            raise ValueError(f"{len(bitmaps)} bitmaps for {world} sources")
+        pins = [bitmap_pin(bitmap, self.state.count, False) for bitmap in bitmaps]
+        cdef const uint8_t *bits[256]
+        for s in range(world):
+            bits[s] = (<_Pin> pins[s]).data()
+        cdef const uint8_t *sources[256]
+        cdef uint32_t chunk
+        with nogil:
+            for chunk in range(self.state.count):
+                if self.state.arrivals[chunk] == world:
+                    continue
+                present = 0
+                for s in range(world):
+                    if bit_is_set(bits[s], chunk):
+                        sources[present] = self.state.sources[s]
+                        present += 1
+                self.state.arrivals[chunk] = world
+                reduce_chunk(&self.state, chunk, sources, present)

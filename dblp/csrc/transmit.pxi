@@ -1,0 +1,250 @@
+# Batched sending: UDP_SEGMENT from scattered vectors [header, payload, header, payload, ...], no copy in user space.
+
+
+cdef enum:
+    SEND_MESSAGES = 64         # messages per sendmmsg without GSO
+    SEND_BATCHES = 4           # GSO batches per sendmmsg: 256 KiB, some 80 us of work before credits are read again
+    MAX_SEGMENTS = 64          # UDP_MAX_SEGMENTS of every kernel that knows GSO
+    MAX_GSO_BYTES = 65000      # below 65,535 less IP and UDP headers
+
+
+cdef int transmit_setup(ChannelState *s) except -1:
+    cdef TransmitRing *t = &s.tx
+    cdef int slots = SEND_BATCHES * MAX_SEGMENTS
+    t.messages = <mmsghdr *> calloc(SEND_MESSAGES, sizeof(mmsghdr))
+    t.vectors = <iovec *> calloc(2 * slots, sizeof(iovec))
+    t.headers = <uint8_t *> malloc(slots * HEADER)
+    t.ancillary = <uint8_t *> malloc(SEND_MESSAGES * DBLP_CMSG_SPACE)
+    t.slot_of = <int *> calloc(SEND_MESSAGES, sizeof(int))
+    t.datagrams_of = <int *> calloc(SEND_MESSAGES, sizeof(int))
+    t.bytes_of = <int64_t *> calloc(SEND_MESSAGES, sizeof(int64_t))
+    if (t.messages == NULL or t.vectors == NULL or t.headers == NULL or t.ancillary == NULL
+            or t.slot_of == NULL or t.datagrams_of == NULL or t.bytes_of == NULL):
+        raise MemoryError
+    s.batch_max = max(1, min(MAX_SEGMENTS, MAX_GSO_BYTES // <int> s.datagram_bytes))
+    return 0
+
+
+cdef void transmit_free(ChannelState *s) noexcept:
+    free(s.tx.messages)
+    free(s.tx.vectors)
+    free(s.tx.headers)
+    free(s.tx.ancillary)
+    free(s.tx.slot_of)
+    free(s.tx.datagrams_of)
+    free(s.tx.bytes_of)
+
+
+cdef inline int64_t sendable(TransmitSlot *slot) noexcept nogil:
+    """Chunks that could go now."""
+    cdef int64_t n = slot.tail - slot.head
+    if slot.follow != NULL:
+        n += slot.follow.ready - slot.follow_head
+    return n
+
+
+cdef inline int64_t outstanding(TransmitSlot *slot) noexcept nogil:
+    """Chunks still to go, ready or not."""
+    cdef int64_t n = slot.tail - slot.head
+    if slot.follow != NULL:
+        n += slot.follow.count - slot.follow_head
+    return n
+
+
+cdef inline uint32_t chunk_at(TransmitSlot *slot, uint32_t offset) noexcept nogil:
+    """The chunk `offset` places after the next one: first what follows the reducer, then the queue."""
+    cdef uint32_t following = 0
+    if slot.follow != NULL:
+        following = slot.follow.ready - slot.follow_head
+        if offset < following:
+            return slot.follow.order[slot.follow_head + offset]
+    return slot.queue[slot.head + offset - following]
+
+
+cdef void advance(ChannelState *s, TransmitSlot *slot, uint32_t taken) noexcept nogil:
+    """The kernel has taken this many; raises the event when the slot runs dry."""
+    cdef uint32_t following = 0
+    if slot.follow != NULL:
+        following = min(taken, slot.follow.ready - slot.follow_head)
+        slot.follow_head += following
+    slot.head += taken - following
+    slot.sent += taken
+    if slot.head == slot.tail:
+        slot.head = slot.tail = 0
+    if outstanding(slot) == 0:
+        s.event = True
+
+
+cdef int64_t allowance(ChannelState *s, int64_t now) noexcept nogil:
+    """Datagrams that credit, congestion window and pacing let go now."""
+    cdef int64_t allowed = <int64_t> (s.limit - s.sent_sequence) if s.limit > s.sent_sequence else 0
+    cdef int64_t flying = <int64_t> (s.sent_sequence - s.acknowledged)
+    if <int64_t> s.cwnd - flying < allowed:
+        allowed = <int64_t> s.cwnd - flying
+    if allowed > 0 and s.pacing_rate > 0:
+        if now < s.next_send_ns:
+            return 0
+        allowed = min(allowed, <int64_t> max(1, 65536 // s.datagram_bytes))
+    return max(allowed, 0)
+
+
+cdef inline bint anything_sendable(ChannelState *s) noexcept nogil:
+    cdef int i
+    for i in range(s.transmit_count):
+        if sendable(&s.transmit[s.transmit_open[i]]) > 0:
+            return True
+    return False
+
+
+cdef void fill_datagram(ChannelState *s, TransmitSlot *slot, uint32_t chunk, uint64_t sequence, uint8_t *header, iovec *vector) noexcept nogil:
+    cdef uint32_t length = length_of_chunk(chunk, slot.count, s.chunk_bytes, slot.last_bytes)
+    cdef uint8_t *payload = slot.base + <int64_t> chunk * s.chunk_bytes
+    write_header(header, KIND_DATA, 0, length, slot.stream, sequence, slot.round, chunk, s.send_tag, payload)
+    vector[0].iov_base = header
+    vector[0].iov_len = HEADER
+    vector[1].iov_base = payload
+    vector[1].iov_len = length
+
+
+cdef int build_messages(ChannelState *s, int64_t allowed) noexcept nogil:
+    """Fills the ring with up to `allowed` datagrams; a GSO batch holds one slot's, and a short chunk ends it."""
+    cdef TransmitRing *t = &s.tx
+    cdef bint batched = s.gso and s.batch_max > 1
+    cdef int most = SEND_BATCHES if batched else SEND_MESSAGES
+    cdef int per_message = s.batch_max if batched else 1
+    cdef int messages = 0, i, n, used = 0
+    cdef uint32_t offset, chunk
+    cdef int64_t room
+    cdef TransmitSlot *slot
+    cdef uint64_t sequence = s.sent_sequence
+    cdef mmsghdr *message
+    for i in range(s.transmit_count):
+        slot = &s.transmit[s.transmit_open[i]]
+        room = sendable(slot)
+        offset = 0
+        while messages < most and offset < room and allowed > 0:
+            message = &t.messages[messages]
+            message.msg_hdr.msg_iov = t.vectors + 2 * used
+            t.bytes_of[messages] = 0
+            n = 0
+            while n < per_message and offset < room and allowed > 0:
+                chunk = chunk_at(slot, offset)
+                sequence += 1
+                fill_datagram(s, slot, chunk, sequence, t.headers + used * HEADER, t.vectors + 2 * used)
+                t.bytes_of[messages] += HEADER + t.vectors[2 * used + 1].iov_len
+                used += 1
+                n += 1
+                offset += 1
+                allowed -= 1
+                if t.vectors[2 * used - 1].iov_len != s.chunk_bytes:
+                    break
+            message.msg_hdr.msg_iovlen = 2 * n
+            dblp_set_segment(&message.msg_hdr, t.ancillary + messages * DBLP_CMSG_SPACE, s.datagram_bytes if n > 1 else 0)
+            t.slot_of[messages] = s.transmit_open[i]
+            t.datagrams_of[messages] = n
+            messages += 1
+        if messages == most or allowed <= 0:
+            break
+    return messages
+
+
+cdef int transmit_turn(ChannelState *s, int64_t now) noexcept nogil:
+    """One sendmmsg of what may go now; returns datagrams taken by the kernel."""
+    cdef TransmitRing *t = &s.tx
+    cdef int64_t allowed, nbytes = 0
+    cdef int messages, taken, i, datagrams = 0
+    if s.send_full or not anything_sendable(s):
+        return 0
+    allowed = allowance(s, now)
+    if allowed <= 0:
+        return 0
+    messages = build_messages(s, allowed)
+    taken = sendmmsg(s.fd, t.messages, messages, MSG_DONTWAIT)
+    s.counters[C_SEND_CALLS] += 1
+    if taken < 0:
+        send_failed(s)
+        return 0
+    for i in range(taken):
+        datagrams += t.datagrams_of[i]
+        nbytes += t.bytes_of[i]
+        advance(s, &s.transmit[t.slot_of[i]], t.datagrams_of[i])
+    account_sent(s, datagrams, nbytes, now)
+    return datagrams
+
+
+cdef void account_sent(ChannelState *s, int datagrams, int64_t nbytes, int64_t now) noexcept nogil:
+    cdef TimeMark *mark
+    if datagrams == 0:
+        return
+    s.sent_sequence += datagrams
+    s.counters[C_DATAGRAMS_SENT] += datagrams
+    s.counters[C_BYTES_SENT] += nbytes
+    s.last_progress_ns = now
+    if s.times_tail - s.times_head == 256:
+        s.times_head += 1
+    mark = &s.times[s.times_tail & 255]
+    mark.sequence = s.sent_sequence
+    mark.at_ns = now
+    s.times_tail += 1
+    if s.pacing_rate > 0:
+        s.next_send_ns = max(s.next_send_ns, now) + <int64_t> (nbytes * 1e9 / s.pacing_rate)
+
+
+cdef void send_failed(ChannelState *s) noexcept nogil:
+    """GSO that stops working (EIO, EINVAL, EMSGSIZE) is switched off for good; the batch goes again without."""
+    if errno == EAGAIN or errno == EWOULDBLOCK or errno == ENOBUFS:
+        s.send_full = True
+    elif s.gso and s.batch_max > 1 and (errno == EIO or errno == EINVAL or errno == EMSGSIZE):
+        s.gso = False
+        s.counters[C_GSO_FALLBACKS] += 1
+    elif errno != EINTR:
+        s.counters[C_SEND_ERRORS] += 1
+        s.send_full = True
+
+
+cdef void credit_datagram(ChannelState *s, bint request, uint8_t *header) noexcept nogil:
+    cdef uint64_t seen = s.sent_sequence if request else s.received_sequence
+    write_header(header, KIND_CREDIT, FLAG_REQUEST if request else 0, 0, 0, s.sent_sequence,
+                 <uint32_t> seen, 0 if request else <uint32_t> (seen + s.window),
+                 s.send_tag, header)
+    s.counters[C_REQUESTS_SENT if request else C_CREDITS_SENT] += 1
+
+
+cdef void credit_turn(ChannelState *s, bint empty) noexcept nogil:
+    """Sends the credit that is due: on request, after an eighth of the window, or when the socket has run empty."""
+    cdef uint8_t header[HEADER]
+    if not (s.credit_due or s.drained_since_credit >= max(1, s.window >> 3) or (empty and s.drained_since_credit)):
+        return
+    s.credit_due = False
+    s.drained_since_credit = 0
+    credit_datagram(s, False, header)
+    send(s.fd, header, HEADER, MSG_DONTWAIT)
+
+
+cdef bint wants_request(ChannelState *s, int64_t now) noexcept nogil:
+    """Blocked on credit or congestion window with no progress for the request interval."""
+    if not anything_sendable(s):
+        return False
+    if s.limit > s.sent_sequence and s.sent_sequence - s.acknowledged < s.cwnd:
+        return False
+    return now - s.last_progress_ns >= s.request_interval_ns
+
+
+cdef void request_turn(ChannelState *s, int64_t now) noexcept nogil:
+    cdef uint8_t header[HEADER]
+    if not wants_request(s, now):
+        return
+    s.last_progress_ns = now
+    credit_datagram(s, True, header)
+    send(s.fd, header, HEADER, MSG_DONTWAIT)
+
+
+cdef int64_t next_deadline(ChannelState *s, int64_t now) noexcept nogil:
+    """When this channel wants a turn though nothing arrives; -1: never."""
+    if not anything_sendable(s):
+        return -1
+    if s.limit <= s.sent_sequence or s.sent_sequence - s.acknowledged >= s.cwnd:
+        return s.last_progress_ns + s.request_interval_ns
+    if s.pacing_rate > 0 and now < s.next_send_ns:
+        return s.next_send_ns
+    return -1 if s.send_full else now

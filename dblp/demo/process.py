@@ -1,0 +1,117 @@
+"""One process of the demo: the parameter server or one worker.  `python -m dblp.demo.process`.
+
+The orchestrator writes the `Assignment` as the first line of standard input and reads one JSON
+event per line from standard output.  Standard input stays open as a lifeline: when it closes, the
+server shuts down in good order and a worker ends at once: nothing outlives the orchestrator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from typing import Any, TextIO
+
+import dblp
+
+from ..errors import DBLPError
+from .assignment import Assignment
+
+
+class Events:
+    """Writes events, one JSON object per line, from any thread."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        line = json.dumps(event) + "\n"
+        with self._lock:
+            self._stream.write(line)
+            self._stream.flush()
+
+
+def serve(assignment: Assignment, emit: Events, lifeline: threading.Event) -> None:
+    """Runs the parameter server until the lifeline closes."""
+    settings = assignment.settings
+    with dblp.ParameterServer.serve_in_thread(
+        assignment.address,
+        workers=settings.workers,
+        policy=assignment.policy,
+        downlink=settings.downlink,
+        config=assignment.config,
+        impairment=assignment.impairment,
+    ) as server:
+        emit({"event": "listening", "address": server.address})
+        lifeline.wait()
+        sent = [report for report in server.reports if report.direction == "downlink"]
+        emit({"event": "served", "datagrams": sum(report.datagrams for report in sent)})
+
+
+def work(assignment: Assignment, emit: Events) -> None:
+    """Trains one replica and leaves its parameters."""
+    import numpy as np
+    import torch
+
+    from . import data, model, trainer
+
+    settings, rank = assignment.settings, assignment.rank
+    assert rank is not None
+    torch.set_num_threads(1)  # the workers share the machine's cores among themselves
+    dataset = data.load(settings.data)
+    replica = model.build(dataset.name, settings.seed)
+    emit({"event": "ready"})
+    with dblp.Worker(
+        assignment.address,
+        rank=rank,
+        config=assignment.config,
+        impairment=assignment.impairment,
+    ) as worker:
+        trainer.train(
+            settings.recipe,
+            dataset,
+            replica,
+            worker,
+            rank=rank,
+            world=settings.workers,
+            seed=settings.seed,
+            emit=emit,
+        )
+    np.save(assignment.parameters_path, model.flat_parameters(replica).numpy())
+    emit({"event": "trained"})
+
+
+def main() -> int:
+    """Entry point; the exit status."""
+    emit = Events(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)  # a stray print must not end up among the events
+    assignment = Assignment.from_json(sys.stdin.readline())
+    lifeline = threading.Event()
+
+    def watch() -> None:
+        sys.stdin.read()
+        lifeline.set()
+        if assignment.rank is not None:
+            os._exit(1)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    try:
+        if assignment.rank is None:
+            serve(assignment, emit, lifeline)
+        else:
+            work(assignment, emit)
+    except DBLPError as error:
+        emit({"event": "error", "kind": type(error).__name__, "message": str(error)})
+        return 1
+    except Exception as error:
+        traceback.print_exc()  # goes to the log file that the orchestrator names
+        emit({"event": "error", "kind": type(error).__name__, "message": str(error)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

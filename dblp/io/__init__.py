@@ -1,0 +1,1 @@
+"""Sockets, the clock and the event loop: the layer that makes the sans-IO core run."""

@@ -1,0 +1,364 @@
+"""The pump's adapter: sessions on one side, sockets and the clock on the other.
+
+Per turn, in this order: inputs (datagrams, control frames) → timers → transmit → control → events → next timeout.  While
+rounds are in flight the loop thread spends its time inside `fastpath.pump`, without the GIL; it comes back for control
+frames, finished rounds, timers and whatever else the event loop has to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .. import fastpath
+from ..config import TransportConfig
+from ..errors import DBLPError, PeerLostError, RemoteProtocolError
+from ..faults import ImpairmentState
+from ..proto import Path, Session
+from ..wire import AnyFrame, Bye, Heartbeat, decode_frame, encode_frame
+from .control import ControlConnection
+from .handshake import Connection
+
+BUDGET_S = 0.05
+"""Longest stay in the pump: bounds the delay of everything else on this loop (heartbeats, new connections)."""
+
+LINGER_S = 0.05
+"""How long the pump sleeps on quiet sockets before the loop's own readers take over."""
+
+UNSENT_LINGER_S = 0.001
+"""... while the event loop has control bytes to write."""
+
+TURNS_PER_CALL = 16
+"""Pump calls before the event loop gets a turn of its own (its control connections are watched by the pump)."""
+
+log = logging.getLogger("dblp")
+
+
+class Owner(Protocol):
+    """Whoever decides: the server's, the worker's or the point-to-point endpoint."""
+
+    def on_tick(self, now: float) -> None:
+        """Called once per turn, after the inputs of all links."""
+
+    def next_timeout(self) -> float | None:
+        """When the owner wants a turn by time, in seconds of the driver's clock."""
+
+    def on_link_failed(self, link: PeerLink, error: DBLPError) -> None:
+        """The peer is lost, or one side broke the protocol; called once per link."""
+
+    def stall(self) -> str:
+        """What open rounds wait for; travels in heartbeats."""
+
+
+@dataclass(eq=False, slots=True)
+class PeerLink:
+    """Everything that belongs to one peer."""
+
+    name: str
+    session: Session
+    channel: fastpath.Channel
+    control: ControlConnection
+    sock: socket.socket
+    on_events: Callable[[float], None]
+    """Called (with the time in seconds) when the session may have events."""
+    impairment: ImpairmentState | None = None
+    failed: bool = field(default=False, init=False)
+    left: bool = field(default=False, init=False)
+    """The peer said goodbye; the end of its connection is no loss."""
+    stall: str = field(default="", init=False)
+    """What the peer's last heartbeat said it is waiting for."""
+    watched: bool = field(default=False, init=False)
+
+    @property
+    def by_hand(self) -> bool:
+        """Arrivals go through the injector, one by one."""
+        return self.impairment is not None and not self.impairment.plan.loss_only
+
+
+def make_link(
+    name: str, connection: Connection, config: TransportConfig, on_events: Callable[[float], None]
+) -> PeerLink:
+    """The link on a connection that the handshake has made."""
+    rng = random.Random(f"{config.seed}/{connection.rank}/{name}")
+    session = Session(connection.channel, config, rng=rng, peer=name)
+    if not connection.datagrams:
+        session.block_datagrams()
+    return PeerLink(
+        name, session, connection.channel, connection.control, connection.sock, on_events, connection.impairment
+    )
+
+
+class Driver:
+    """Drives all links of one endpoint on one event loop.  Call everything on the loop's thread."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, wake_fd: int, config: TransportConfig, owner: Owner
+    ) -> None:
+        self._loop = loop
+        self._wake_fd = wake_fd
+        self._config = config
+        self._owner = owner
+        self._links: list[PeerLink] = []
+        self._scheduled = False
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_beat = self.now()
+        self._beat = loop.call_later(config.heartbeat_s, self._heartbeat)
+        self.extra_fds: list[int] = []
+        """Descriptors of the loop that must interrupt the pump (listening sockets)."""
+
+    def now(self) -> float:
+        """Seconds of the monotonic clock, the fast path's too (a loop's own `time()` may be cached for milliseconds)."""
+        return time.monotonic()
+
+    # --- links
+
+    def add(self, link: PeerLink) -> None:
+        """Starts driving `link`."""
+        self._links.append(link)
+        link.control.on_lost = lambda error: self._lost(link, error)
+        link.control.listen(lambda frame: self._control_frame(link, frame))
+        if link.control.lost is not None:
+            self._lost(link, link.control.lost)
+        self.kick()
+
+    def remove(self, link: PeerLink) -> None:
+        """Stops driving `link` and closes its sockets."""
+        if link in self._links:
+            self._links.remove(link)
+            self._unwatch(link)
+            self._flush(link)
+            link.control.close()
+            link.sock.close()
+
+    def _control_frame(self, link: PeerLink, frame: AnyFrame) -> None:
+        if isinstance(frame, Heartbeat):
+            link.stall = frame.stall
+        elif not link.failed:
+            self._give(link, frame, self.now())
+            self.kick()
+
+    def _give(self, link: PeerLink, frame: AnyFrame, now: float) -> None:
+        """Hands a frame to the session; a frame that must not come ends the link."""
+        link.left = link.left or isinstance(frame, Bye)
+        try:
+            link.session.on_frame(frame, now=now)
+        except RemoteProtocolError as error:
+            self._fail(link, error)
+
+    def _lost(self, link: PeerLink, error: DBLPError) -> None:
+        if link.left:
+            link.failed = True
+            return
+        if isinstance(error, PeerLostError):
+            error = PeerLostError(f"{link.name} is lost: {error}")
+        self._fail(link, error)
+
+    def _fail(self, link: PeerLink, error: DBLPError) -> None:
+        if not link.failed:
+            link.failed = True
+            self._owner.on_link_failed(link, error)
+            self.kick()
+
+    def _heartbeat(self) -> None:
+        """Tells the peers that we live, and looks for peers that do not."""
+        now = self.now()
+        late = now - self._last_beat > 2 * self._config.heartbeat_s + 1.0
+        self._last_beat = now
+        frame = Heartbeat(stall=self._owner.stall())
+        for link in list(self._links):
+            if link.failed:
+                continue
+            link.control.send(frame)
+            silence = now - link.control.last_heard_s
+            # After a pause of this very process everybody looks silent: wait for one more beat.
+            if silence > self._config.peer_silence_s and not late and not link.left:
+                self._lost(link, PeerLostError(f"nothing was heard from it for {silence:.1f} s"))
+        if not self._closed:
+            self._beat = self._loop.call_later(self._config.heartbeat_s, self._heartbeat)
+
+    # --- turns
+
+    def kick(self) -> None:
+        """Asks for a turn soon."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._closed:
+            return
+        try:
+            self._run_turn()
+        except Exception as error:  # our own bug: nobody may wait for ever because of it
+            log.exception("internal error in the transport")
+            broken = DBLPError(
+                f"internal error in the transport ({type(error).__name__}: {error}): please report it with the log"
+            )
+            for link in list(self._links):
+                self._fail(link, broken)
+            self._owner.on_tick(self.now())
+
+    def _run_turn(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for link in self._links:
+            self._unwatch(link)
+        for _ in range(TURNS_PER_CALL):
+            self._settle()
+            if self._scheduled:
+                return
+            if all(link.failed for link in self._links):
+                return self._sleep()
+            flags = self._pump()
+            if flags & (fastpath.WAKE | fastpath.BUDGET):
+                break
+            if flags & fastpath.QUIET:
+                self._settle()
+                return self._sleep()
+        self._settle()
+        self.kick()
+
+    def _settle(self) -> None:
+        """Inputs, timers, events and control frames of all links, until nothing changes any more."""
+        now = self.now()
+        for link in list(self._links):
+            if not link.failed:
+                self._feed(link, now)
+        self._owner.on_tick(now)
+        for link in list(self._links):
+            self._flush(link)
+
+    def _feed(self, link: PeerLink, now: float) -> None:
+        channel, session = link.channel, link.session
+        channel.take_events()
+        for payload in channel.take_control():
+            try:
+                frame = decode_frame(payload)
+            except RemoteProtocolError:
+                continue  # datagram trouble is counted, never raised
+            self._give(link, frame, now)
+        session.on_progress(now=now)
+        due = session.next_timeout()
+        if due is not None and due <= now:
+            session.on_timeout(now=now)
+        self._flush(link)  # signals leave before anything expensive happens with the data
+        link.on_events(now)
+        if session.error is not None:
+            self._fail(link, session.error)
+
+    def _flush(self, link: PeerLink) -> None:
+        for frame, path in link.session.take_frames():
+            if path is not Path.RELIABLE:
+                stream = getattr(frame, "stream", 0)
+                link.channel.send_control(encode_frame(frame), stream, getattr(frame, "round", 0))
+            if path is not Path.DATAGRAM:
+                link.control.send(frame)
+
+    def _pump(self) -> int:
+        now = self.now()
+        by_hand = [link for link in self._links if link.by_hand]
+        channels = [link.channel for link in self._links if not link.by_hand]
+        wake = [self._wake_fd, *self.extra_fds]
+        wake += [link.control.fd for link in self._links if link.control.fd >= 0]
+        linger = self._linger(now)
+        if by_hand:
+            if self._impaired_turn(by_hand):
+                linger = 0.0
+            wake += [link.sock.fileno() for link in by_hand]
+        flags = fastpath.pump(
+            channels, wake, budget_ns=int(BUDGET_S * 1e9), linger_ns=max(0, int(linger * 1e9))
+        )
+        if flags == fastpath.QUIET and linger < LINGER_S:
+            flags = 0  # a timer is due, not silence
+        if by_hand and flags & fastpath.WAKE:
+            self._impaired_turn(by_hand)
+        return flags
+
+    def _linger(self, now: float) -> float:
+        """Seconds that the pump may sleep: until the next timer of a session."""
+        linger = LINGER_S
+        owner_due = self._owner.next_timeout()
+        if owner_due is not None:
+            linger = min(linger, owner_due - now)
+        for link in self._links:
+            if link.control.unsent_bytes:
+                linger = min(linger, UNSENT_LINGER_S)
+            due = link.session.next_timeout()
+            if due is not None:
+                linger = min(linger, due - now)
+            if link.by_hand:
+                deadline = link.channel.next_deadline_ns(int(now * 1e9))
+                if deadline >= 0:
+                    linger = min(linger, deadline * 1e-9 - now)
+                assert link.impairment is not None
+                held = link.impairment.next_deadline()
+                if held is not None:
+                    linger = min(linger, held - now)
+        return max(linger, 0.0)
+
+    def _impaired_turn(self, links: list[PeerLink]) -> int:
+        """One receive and one transmit turn for links with an injector; returns how much happened."""
+        progress = 0
+        now = self.now()
+        now_ns = int(now * 1e9)
+        for link in links:
+            assert link.impairment is not None
+            arrived = link.channel.receive_raw(4)
+            passed = link.impairment.apply(arrived, now=now)
+            if passed:
+                link.channel.ingest(passed, now_ns)
+            progress += len(arrived) + len(passed) + link.channel.send_pending(now_ns)
+            link.channel.take_events()
+        return progress
+
+    # --- idle: the event loop watches the sockets
+
+    def _sleep(self) -> None:
+        now = self.now()
+        due: list[float] = []
+        owner_due = self._owner.next_timeout()
+        if owner_due is not None:
+            due.append(owner_due)
+        for link in self._links:
+            if link.failed:
+                continue
+            self._watch(link)
+            timeout = link.session.next_timeout()
+            if timeout is not None:
+                due.append(timeout)
+            deadline = link.channel.next_deadline_ns(int(now * 1e9))
+            if deadline >= 0:
+                due.append(deadline * 1e-9)
+            held = link.impairment.next_deadline() if link.impairment is not None else None
+            if held is not None:
+                due.append(held)
+        if due:
+            self._timer = self._loop.call_later(max(min(due) - now, 0.0), self.kick)
+
+    def _watch(self, link: PeerLink) -> None:
+        if not link.watched and link.sock.fileno() >= 0:
+            self._loop.add_reader(link.sock.fileno(), self.kick)
+            link.watched = True
+
+    def _unwatch(self, link: PeerLink) -> None:
+        if link.watched:
+            self._loop.remove_reader(link.sock.fileno())
+            link.watched = False
+
+    def close(self) -> None:
+        """Closes all links; what they still have to say goes out first."""
+        self._closed = True
+        self._beat.cancel()
+        for link in list(self._links):
+            self.remove(link)
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,93 @@
+"""UDP sockets: buffers, path MTU behaviour, and the window that a granted buffer allows."""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from dataclasses import dataclass
+
+from .. import wire
+
+IP_MTU_DISCOVER = 10
+IPV6_MTU_DISCOVER = 23
+PMTUDISC_DO = 2
+"""Linux: set DF, never fragment (field problem 6)."""
+
+SKB_OVERHEAD_BYTES = 256 + 320 + 64
+"""sk_buff, skb_shared_info and headroom that the kernel charges to SO_RCVBUF per datagram (Linux, x86-64)."""
+
+BUFFER_SHARE = 0.75
+"""Linux gives receive memory back in steps of a quarter of the buffer (udp_rmem_release), so a quarter may be
+charged for datagrams that were read long ago."""
+
+WINDOW_MAX = 16_384
+"""Sequences travel as 16 bits; serial arithmetic needs less than half of that in flight."""
+
+_warned_about_buffers = False
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Socket buffer sizes in bytes, as `getsockopt` reports them (Linux: twice the usable size)."""
+
+    wanted: int
+    receive: int
+    send: int
+
+    @property
+    def receive_limited(self) -> bool:
+        """Whether the kernel granted less than was wanted."""
+        return self.receive < 2 * self.wanted
+
+
+def receive_window(granted_bytes: int, datagram_bytes: int) -> int:
+    """Datagrams of `datagram_bytes` that fit a receive buffer of `granted_bytes` (as getsockopt reports it), in the
+    worst case of one skb per datagram (hazard 5)."""
+    charged = 1 << (datagram_bytes + SKB_OVERHEAD_BYTES - 1).bit_length()
+    if charged > 4096:
+        charged = -(-(datagram_bytes + SKB_OVERHEAD_BYTES) // 4096) * 4096 + 4096
+    return max(2, min(WINDOW_MAX, int(granted_bytes * BUFFER_SHARE) // (charged + 256)))
+
+
+def open_udp(family: int, buffer_bytes: int) -> tuple[socket.socket, Buffers]:
+    """A non-blocking UDP socket with buffers as large as the kernel grants, DF set."""
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    sock.setblocking(False)
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, buffer_bytes)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, PMTUDISC_DO)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)
+    except OSError:
+        pass  # another system: fragmentation stays its affair
+    buffers = Buffers(
+        wanted=buffer_bytes,
+        receive=sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF),
+        send=sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF),
+    )
+    return sock, buffers
+
+
+def warn_about_buffers(buffers: Buffers) -> None:
+    """Once per process: the buffer was clipped, and the exact command that changes it (field problem 5)."""
+    global _warned_about_buffers
+    if not buffers.receive_limited or _warned_about_buffers:
+        return
+    _warned_about_buffers = True
+    warnings.warn(
+        f"the kernel granted a UDP receive buffer of {buffers.receive // 2:,} bytes where {buffers.wanted:,} were "
+        f"wanted; large rounds will be slower. To change it: sudo sysctl -w net.core.rmem_max={buffers.wanted}",
+        stacklevel=2,
+    )
+
+
+def ip_version(sock: socket.socket) -> int:
+    """4 or 6."""
+    return 6 if sock.family == socket.AF_INET6 else 4
+
+
+def chunk_bytes_for(sock: socket.socket, mtu: int) -> int:
+    """Payload bytes per datagram on this socket."""
+    return wire.chunk_bytes_for_mtu(mtu, ip_version(sock))

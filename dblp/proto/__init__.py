@@ -1,0 +1,39 @@
+"""The protocol core, sans-IO: Algorithms 1 and 2 for one peer (see `Session`)."""
+
+from .bitmap import ReceiveBitmap, decode_ranges, encode_ranges
+from .events import (
+    Event,
+    FallbackToReliable,
+    OpenMismatch,
+    Path,
+    ReceiveFinished,
+    RoundOffered,
+    SendFinished,
+)
+from .layout import ChunkLayout, byte_view
+from .order import send_order
+from .receiver import Receiver
+from .sender import Sender
+from .session import Session
+from .states import ReceiverState, SenderState
+
+__all__ = [
+    "ChunkLayout",
+    "Event",
+    "FallbackToReliable",
+    "OpenMismatch",
+    "Path",
+    "ReceiveBitmap",
+    "ReceiveFinished",
+    "Receiver",
+    "ReceiverState",
+    "RoundOffered",
+    "SendFinished",
+    "Sender",
+    "SenderState",
+    "Session",
+    "byte_view",
+    "decode_ranges",
+    "encode_ranges",
+    "send_order",
+]

@@ -1,0 +1,347 @@
+"""The receiving half of a round: Algorithm 2, with an exact bound and probe grace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .. import fastpath
+from ..errors import DBLPError
+from ..fastpath import Reducer
+from ..stats import RoundReport
+from ..tolerance import EXACT, Tolerance
+from ..wire import MAX_CONTROL_FRAME_BYTES, Bitmap, ChunkData, Open, Probe, Ready, Stop
+from .bitmap import ReceiveBitmap, encode_ranges
+from .events import Path, ReceiveFinished
+from .layout import ChunkLayout
+from .link import Link, RoundLabel
+from .machine import Machine
+from .probing import QUIET_BOUND
+from .reliable import deliver_chunks
+from .states import RECEIVER_HARMLESS, RECEIVER_TRANSITIONS, ReceiverInput, ReceiverState
+
+__all__ = ["ReceivePlan", "Receiver"]
+
+STOP_DATA_BYTES_MAX = MAX_CONTROL_FRAME_BYTES - 1024
+"""A STOP with longer missing runs (rounds above 1.5 GB, scattered loss) does not name them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivePlan:
+    """What a receiver is to receive."""
+
+    stream: int
+    round_id: int
+    layout: ChunkLayout
+    buffer: memoryview
+    """Writable, `layout.nbytes` bytes."""
+    dtype: str
+    tolerance: Tolerance | None
+    """Fixed for the life of the round (C1); None: it comes with the announcement."""
+    reducer: Reducer | None
+    source: int
+    """Which of the reducer's sources this is."""
+    aim: bool
+    label: RoundLabel
+
+
+class Receiver:
+    """One round from one peer.
+
+    Theory of operation.  The fast path places chunks and sets bits as soon as the round is armed.
+    STOP needs an announcement whose layout fits, and the bound: at once when it is met ("eager",
+    the paper's early stop), or at completion or a probe ("patient").  A probe below the bound is
+    answered with the bitmap after a quiet period, so that chunks which the probe overtook are not
+    asked for again (hazard 2).  After STOP the slot is closed and nothing is armed (T1); the owner
+    sees the round when `complete` has zeroed the missing chunks.
+
+    *Commands*: `complete`, `fail`.
+    *Inputs*: `on_announcement`, `on_probe`, `on_chunk_data`, `on_progress`, `on_timeout`.
+    *Outputs*: `timer`; frames and events go to the session's link.
+    *Getters*: everything else.
+    """
+
+    __slots__ = (
+        "_accepted", "_answer_by", "_answered", "_duplicates", "_link", "_machine", "_needed",
+        "_probe", "_started", "_stopped", "_target", "bitmap", "error", "mismatch_told",
+        "open", "plan", "reliable", "report", "slot", "stop", "timer", "tolerance",
+    )  # fmt: skip
+
+    def __init__(self, link: Link, plan: ReceivePlan) -> None:
+        """Arms the round in the channel."""
+        self.plan = plan
+        self.bitmap = ReceiveBitmap(plan.layout.count)
+        self.open: Open | None = None
+        """The announcement, once it is here."""
+        self.stop: Stop | None = None
+        """The decision (R2), short enough for a datagram."""
+        self.tolerance = plan.tolerance
+        """Of this round; None while it is not known."""
+        self.timer: float | None = None
+        """When `on_timeout` wants to be called, in seconds."""
+        self.report: RoundReport | None = None
+        """Set by `complete`."""
+        self.error: DBLPError | None = None
+        self.mismatch_told = False
+        self._link = link
+        self._machine = Machine(ReceiverState.IDLE, RECEIVER_TRANSITIONS, RECEIVER_HARMLESS)
+        self._accepted = 0
+        self._duplicates = 0
+        self._probe: Probe | None = None  # the newest
+        self._answered = 0  # epochs answered with a bitmap
+        self._answer_by = 0.0
+        self.reliable = False
+        """Payload comes over TCP (hazard 9)."""
+        self._started: float | None = None
+        self._stopped = 0.0
+        self._needed = self._target = plan.layout.count
+        self.slot = link.channel.open_receive(
+            plan.stream,
+            plan.round_id,
+            plan.buffer,
+            self.bitmap.bits,
+            aim=plan.aim,
+            reducer=plan.reducer,
+            source=plan.source,
+        )
+        if plan.tolerance is not None:
+            self._fix_bound(plan.tolerance)
+
+    # --- getters ----------------------------------------------------------------------------
+
+    @property
+    def state(self) -> ReceiverState:
+        """Where the round stands."""
+        return self._machine.state
+
+    @property
+    def is_over(self) -> bool:
+        """STOPPED or FAILED."""
+        return self._machine.state in (ReceiverState.STOPPED, ReceiverState.FAILED)
+
+    @property
+    def stream(self) -> int:
+        """Stream id."""
+        return self.plan.stream
+
+    @property
+    def round_id(self) -> int:
+        """Round id, modulo 2**32."""
+        return self.plan.round_id
+
+    @property
+    def layout(self) -> ChunkLayout:
+        """How the buffer is cut."""
+        return self.plan.layout
+
+    @property
+    def accepted(self) -> int:
+        """Chunks received, as of the last input."""
+        return self._accepted
+
+    @property
+    def needed(self) -> int:
+        """Chunks that end the round."""
+        return self._needed
+
+    def fits(self, open_: Open) -> bool:
+        """Whether the announcement has the layout and dtype that are armed (hazard 7)."""
+        layout = self.plan.layout
+        return (
+            open_.nbytes == layout.nbytes
+            and open_.chunk_bytes == layout.chunk_bytes
+            and open_.dtype == self.plan.dtype
+        )
+
+    # --- inputs -----------------------------------------------------------------------------
+
+    def on_announcement(
+        self, open_: Open, tolerance: Tolerance, *, wants_ready: bool, now: float
+    ) -> None:
+        """An Open that fits; `tolerance` is what it asks for, used if none was armed (C1)."""
+        if self._machine.step(ReceiverInput.ANNOUNCEMENT):
+            self.open = open_
+            if self._started is None:
+                self._started = now
+            if self.tolerance is None:
+                self._fix_bound(tolerance)
+            self._look(now)
+        if wants_ready and not self.is_over:
+            self._link.outbox.put(Ready(self.stream, self.round_id), Path.RELIABLE, self)
+
+    def on_probe(self, probe: Probe, *, now: float) -> None:
+        """Signal P (Algorithm 2, lines 10-17): STOP, or the bitmap after a quiet period."""
+        if not self._machine.step(ReceiverInput.PROBE):
+            return
+        if self._probe is not None and probe.epoch < self._probe.epoch:
+            return
+        self._look(now)
+        if self.is_over:
+            return
+        if self._accepted >= self._needed:  # patient: the probe is what was waited for
+            self._decide_stop(now)
+            return
+        self._probe = probe
+        if self.timer is None:
+            quiet = self._link.policy.quiet_s()
+            self.timer = now + quiet
+            self._answer_by = now + QUIET_BOUND * quiet
+
+    def on_chunk_data(self, frame: ChunkData, *, now: float) -> None:
+        """Chunks that came over TCP (hazard 9)."""
+        if self._machine.step(ReceiverInput.NEWS):
+            self.reliable = True
+            deliver_chunks(self._link.channel, self.slot, self.layout, frame)
+            self._look(now)
+
+    def on_progress(self, *, now: float) -> None:
+        """The channel may have accepted chunks (Algorithm 2, lines 4-9 and 18-23)."""
+        if not self.is_over and self._link.channel.accepted(self.slot) != self._accepted:
+            self._look(now)
+
+    def on_timeout(self, *, now: float) -> None:
+        """Answers the probe if the quiet period is over."""
+        if self.timer is None or now < self.timer:
+            return
+        self._look(now)
+        if self.timer is not None and now >= self.timer:
+            self._machine.step(ReceiverInput.ANSWER_DUE)
+            self._answer()
+
+    # --- commands ---------------------------------------------------------------------------
+
+    def complete(self) -> None:
+        """After STOP: zeroes the missing chunks (Algorithm 2, line 26) and makes the report.
+
+        Apart from the decision so that the STOP leaves first.  A reducer needs no zeros: it does
+        not read what is missing.
+        """
+        if self._machine.state is not ReceiverState.STOPPED or self.report is not None:
+            return
+        plan, count = self.plan, self.layout.count
+        missing = count - self._accepted
+        assert self.bitmap.accepted == self._accepted, "R1: the bitmap and the count disagree"
+        if missing and plan.reducer is None:
+            zeroed = fastpath.zero_missing(
+                plan.buffer, self.bitmap.bits, count, plan.layout.chunk_bytes
+            )
+            assert zeroed == missing, "R3: a missing chunk is not zero"
+        self.report = self._make_report(self._stopped, self._link.take_counter_deltas())
+
+    def fail(self, error: DBLPError) -> None:
+        """The session is over or the round given up; nothing is pending afterwards (T1)."""
+        if self._machine.step(ReceiverInput.FAIL):
+            self.error = error
+            self._let_go()
+
+    def progress_report(self, *, now: float) -> RoundReport:
+        """The report so far, for `RoundTimeoutError`; the channel's counters are not in it."""
+        return self._make_report(now, {})
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _fix_bound(self, tolerance: Tolerance) -> None:
+        """The exact bound (hazard 8), and when the fast path wakes us for it."""
+        count = self.layout.count
+        self.tolerance = tolerance
+        self._needed = tolerance.needed(count)
+        self._target = self._needed if self._link.config.stop == "eager" else count
+        self._link.channel.set_notify(self.slot, self._target)
+
+    def _look(self, now: float) -> None:
+        """Reads the accepted count and acts on it."""
+        accepted = self._link.channel.accepted(self.slot)
+        if accepted != self._accepted:
+            self._accepted = accepted
+            self._machine.step(ReceiverInput.NEWS)
+            if self._started is None:
+                self._started = now
+            if self.timer is not None:  # hazard 2: the probe overtook these chunks
+                self.timer = min(now + self._link.policy.quiet_s(), self._answer_by)
+        if accepted >= self._target and self._machine.state is ReceiverState.RECEIVING:
+            self._decide_stop(now)
+
+    def _answer(self) -> None:
+        """Sends the bitmap (signal B, Algorithm 2 line 16)."""
+        assert self._probe is not None and self.open is not None
+        self.timer = None
+        link, channel = self._link, self._link.channel
+        channel.sync_received(self._probe.sequence)
+        fragments = self.bitmap.fragments(link.fragment_bytes)
+        repeated = self._answered >= self._probe.epoch
+        self._answered = max(self._answered, self._probe.epoch)
+        path = Path.BOTH if repeated or self.reliable else Path.DATAGRAM
+        seen = channel.received_sequence
+        for fragment in fragments:
+            frame = Bitmap(
+                stream=self.stream,
+                round=self.round_id,
+                epoch=self._probe.epoch,
+                accepted=self._accepted,
+                first=fragment.first,
+                count=fragment.count,
+                total_fragments=len(fragments),
+                encoding=fragment.encoding,
+                data=fragment.data,
+                sequence_seen=seen,
+                limit=seen + channel.window,
+            )
+            link.outbox.put(frame, path, self)
+
+    def _decide_stop(self, now: float) -> None:
+        """The one STOP of the round (R2; Algorithm 2, lines 12 and 20)."""
+        self._machine.step(ReceiverInput.SATISFIED)
+        link, count = self._link, self.layout.count
+        self._stopped = now
+        self._accepted = link.channel.accepted(self.slot)
+        missing_count = count - self._accepted
+        assert 0 <= missing_count <= count - self._needed, "R2: STOP below the bound"
+        self._let_go()
+        data = encode_ranges(self.bitmap.missing()) if missing_count else b""
+        fits = len(data) <= link.fragment_bytes
+        short = Stop(
+            self.stream, self.round_id, self._accepted, count, False, data if fits else None
+        )
+        self.stop = short
+        full_follows = not fits and len(data) <= STOP_DATA_BYTES_MAX
+        if not (full_follows and link.outbox.reliable_only):
+            path = Path.BOTH if self.reliable else link.signal_path(count)
+            link.outbox.put(short, Path.DATAGRAM if full_follows else path, self)
+        if full_follows:
+            full = Stop(self.stream, self.round_id, self._accepted, count, False, data)
+            link.outbox.put(full, Path.RELIABLE, self)
+        link.events.append(ReceiveFinished(self))
+
+    def _let_go(self) -> None:
+        channel = self._link.channel
+        self._duplicates = channel.duplicates(self.slot)
+        channel.close_receive(self.slot)
+        self._link.outbox.drop(self)
+        self.timer = None
+
+    def _make_report(self, now: float, counters: dict[str, Any]) -> RoundReport:
+        plan = self.plan
+        return RoundReport(
+            stream=self.stream,
+            round_id=self.round_id,
+            direction=plan.label.direction,
+            rank=plan.label.rank,
+            regime=plan.label.regime or self._announced_regime(),
+            tolerance=str(self.tolerance or EXACT),
+            chunks=self.layout.count,
+            missing=self.layout.count - self._accepted,
+            duplicate=self._duplicates,
+            passes=1 + self._answered,
+            nbytes=self.layout.nbytes,
+            datagrams=self._accepted,
+            elapsed_s=now - self._started if self._started is not None else 0.0,
+            rtt_s=self._link.rtt.smoothed_s,
+            fallback=self.reliable,
+            **counters,
+        )
+
+    def _announced_regime(self) -> str | None:
+        """What a downlink announcement says; an uplink's says nothing."""
+        if self.open is None or self.open.tolerance is None:
+            return None
+        return "critical" if self.open.critical else "normal"

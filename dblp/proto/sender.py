@@ -1,0 +1,361 @@
+"""The sending half of a round: Algorithm 1, with epochs, and a way out when UDP is blocked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DBLPError, RemoteProtocolError
+from ..fastpath import Reducer
+from ..stats import RoundReport
+from ..tolerance import EXACT, Tolerance
+from ..wire import Bitmap, Open, Probe, Stop
+from .bitmap import Indices, decode_bits, decode_ranges
+from .events import FallbackToReliable, Path, SendFinished
+from .layout import ChunkLayout
+from .link import Link, RoundLabel
+from .machine import Machine
+from .reliable import chunk_frames
+from .states import SENDER_HARMLESS, SENDER_TRANSITIONS, SenderInput, SenderState
+
+__all__ = ["SendPlan", "Sender"]
+
+IDLE_PASSES_MAX = 3
+"""Passes in a row that delivered nothing: datagrams do not get through (hazard 9)."""
+
+PASSES_MAX = 64
+"""Passes before the rest goes over TCP in any case: at 70 % loss a chunk is missing after 64 passes
+once in 10 billion."""
+
+COPIES_CHUNKS_MAX = 64
+"""After an empty pass a few missing chunks are sent several times, at most this many datagrams: one
+chunk in a 70 % burst must not look like blocked UDP."""
+
+RELIABLE_BUDGET_BYTES = 1 << 20
+"""Payload on TCP between two probes: bounds what a STOP can no longer take back (S1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    """What a sender is to send."""
+
+    open: Open
+    layout: ChunkLayout
+    source: memoryview
+    """The bytes; they do not change between start and terminal state (S2)."""
+    order: Indices | None
+    """Send order of the first pass and of the missing chunks later; None with a reducer."""
+    reducer: Reducer | None
+    """Follow this reducer: chunks leave as they become ready."""
+    tolerance: Tolerance | None
+    """Tolerance of the round as far as the sender knows it; for the report."""
+    label: RoundLabel
+
+
+class Sender:
+    """One round towards one peer.
+
+    Theory of operation.  A pass queues chunk indices in the fast path; when all of it is with the
+    kernel the sender probes, under a new epoch.  The receiver answers with STOP or with bitmap
+    fragments; each fragment of the current epoch is acted on once and starts (or extends) the next
+    pass.  Fragments of older epochs are ignored, so a late one cannot restart a pass.  While
+    PROBED a timer resends the probe; in no other state is one armed (T1).
+
+    *Commands*: `begin`, `imply_stop`, `fail`.
+    *Inputs*: `on_progress`, `on_stall`, `on_bitmap`, `on_stop`, `on_timeout`.
+    *Outputs*: `timer`; frames and events go to the session's link.
+    *Getters*: everything else.
+    """
+
+    __slots__ = (
+        "_accepted", "_answered", "_began", "_first_pass", "_idle_passes", "_link", "_machine",
+        "_resends", "epoch", "error", "fallback", "final_missing", "passes", "plan", "reliable",
+        "report", "slot", "timer",
+    )  # fmt: skip
+
+    def __init__(self, link: Link, plan: SendPlan, *, now: float) -> None:
+        """Registers the source with the channel and announces the round."""
+        self.plan = plan
+        self.epoch = 0
+        """Probes sent, resends not counted."""
+        self.passes = 0
+        """Passes begun."""
+        self.timer: float | None = None
+        """When `on_timeout` wants to be called, in seconds."""
+        self.reliable = False
+        """Payload goes over TCP from now on (hazard 9)."""
+        self.fallback = False
+        """Some payload went over TCP."""
+        self.final_missing: Indices | None = None
+        """Which chunks the receiver did not get; None until a STOP said so."""
+        self.report: RoundReport | None = None
+        """Set when the round is over."""
+        self.error: DBLPError | None = None
+        self._link = link
+        self._machine = Machine(SenderState.IDLE, SENDER_TRANSITIONS, SENDER_HARMLESS)
+        self._accepted = 0
+        self._answered: list[tuple[int, int]] = []  # fragments of this epoch: (first, end)
+        self._began = now
+        self._first_pass: int | None = None  # datagrams
+        self._idle_passes = 0
+        self._resends = 0
+        self.slot = link.channel.open_transmit(plan.open.stream, plan.open.round, plan.source)
+        wants_ready = plan.open.wants_ready
+        path = Path.RELIABLE if wants_ready else link.signal_path(plan.layout.count)
+        link.outbox.put(plan.open, path, self)
+        if not wants_ready:
+            self.begin(now=now)
+
+    # --- getters ----------------------------------------------------------------------------
+
+    @property
+    def state(self) -> SenderState:
+        """Where the round stands."""
+        return self._machine.state
+
+    @property
+    def is_over(self) -> bool:
+        """STOPPED or FAILED."""
+        return self._machine.state in (SenderState.STOPPED, SenderState.FAILED)
+
+    @property
+    def stream(self) -> int:
+        """Stream id."""
+        return self.plan.open.stream
+
+    @property
+    def round_id(self) -> int:
+        """Round id, modulo 2**32."""
+        return self.plan.open.round
+
+    @property
+    def layout(self) -> ChunkLayout:
+        """How the buffer is cut."""
+        return self.plan.layout
+
+    @property
+    def source_is_complete(self) -> bool:
+        """Whether every chunk of the buffer may be sent: a reducer that is followed is done."""
+        reducer = self.plan.reducer
+        return reducer is None or reducer.ready == reducer.count
+
+    # --- commands ---------------------------------------------------------------------------
+
+    def begin(self, *, now: float) -> None:
+        """Starts the first pass; Ready arrived or none is needed."""
+        if not self._machine.step(SenderInput.BEGIN):
+            return
+        self._began = now
+        self.passes = 1
+        if not self._link.datagrams.next_round_tries():
+            self.reliable = self.fallback = True
+        elif self.plan.reducer is not None:
+            self._link.channel.follow(self.slot, self.plan.reducer)
+        elif self.plan.order is not None:
+            self._link.channel.queue(self.slot, self.plan.order)
+        self.on_progress(now=now)
+
+    def imply_stop(self, *, now: float) -> None:
+        """A later exchange shows that the receiver is done, though its STOP is not here (hazard 4).
+
+        What it lacks is not known: the report names the most that it may lack (0 when the tolerance
+        is not known here either).
+        """
+        if self._machine.step(SenderInput.STOP):
+            tolerance = self.plan.tolerance or EXACT
+            count = self.layout.count
+            missing = min(tolerance.missing_max(count), count - self._accepted)
+            self._finish(missing, at_deadline=False, now=now)
+
+    def fail(self, error: DBLPError) -> None:
+        """The session is over; nothing is pending afterwards (T1)."""
+        if self._machine.step(SenderInput.FAIL):
+            self.error = error
+            self._let_go()
+
+    # --- inputs -----------------------------------------------------------------------------
+
+    def on_progress(self, *, now: float) -> None:
+        """The channel may have sent something: is the pass over (Algorithm 1, line 10)?"""
+        if self._machine.state is not SenderState.SENDING:
+            return
+        if self.reliable:
+            if self.source_is_complete:
+                self._send_reliably(np.arange(self.layout.count, dtype=np.uint32), now)
+        elif self._link.channel.pending(self.slot) == 0:
+            self._end_pass(SenderInput.PASS_OVER, Path.DATAGRAM, now)
+
+    def on_stall(self, *, now: float) -> None:
+        """The channel is blocked and nothing moves: ask, by both ways, what is there.
+
+        A reducer that is not complete is not stalled: chunks that are not final must not be asked
+        for yet.
+        """
+        if self._machine.state is SenderState.SENDING and self.source_is_complete:
+            self._link.channel.cancel(self.slot)
+            self._end_pass(SenderInput.STALL, Path.BOTH, now)
+
+    def on_bitmap(self, bitmap: Bitmap, *, now: float) -> None:
+        """A fragment (signal B): its missing chunks are the next pass (Algorithm 1, line 12)."""
+        first, end = bitmap.first, bitmap.first + bitmap.count
+        if not 0 <= first <= end <= self.layout.count:
+            raise RemoteProtocolError(
+                f"the peer sent a bitmap of chunks {first} to {end} of round {self.round_id}, "
+                f"which has {self.layout.count}: use the same version of dblp on both sides"
+            )
+        if self.is_over or bitmap.epoch != self.epoch or self.epoch == 0:
+            return
+        if any(first < known_end and known < end for known, known_end in self._answered):
+            return
+        decode = decode_bits if bitmap.encoding == "bits" else decode_ranges
+        missing = decode(bitmap.data, bitmap.count) + np.uint32(first)
+        if not self._answered:
+            self._judge_pass(bitmap.accepted)
+        self._answered.append((first, end))
+        if missing.size == 0 or not self._machine.step(SenderInput.MISSING):
+            return
+        self.timer = None
+        if self.reliable:
+            self._send_reliably(missing, now)
+            return
+        if len(self._answered) == 1:
+            self.passes += 1
+        self._link.channel.queue(self.slot, self._repeated(self._in_send_order(missing)))
+
+    def on_stop(self, stop: Stop, *, now: float) -> None:
+        """Signal S (Algorithm 1, lines 5-7 and 13): the first ends the round, a later one may tell
+        which chunks were missing."""
+        count = self.layout.count
+        if stop.count != count or not 0 <= stop.accepted <= count:
+            raise RemoteProtocolError(
+                f"the peer stopped round {self.round_id} with {stop.accepted} of {stop.count} "
+                f"chunks and it has {count}: use the same version of dblp on both sides"
+            )
+        if stop.missing is not None and self.final_missing is None:
+            missing = decode_ranges(stop.missing, count)
+            if missing.size != count - stop.accepted:
+                raise RemoteProtocolError(
+                    f"the peer stopped round {self.round_id} with {stop.accepted} of {count} "
+                    f"chunks but names {missing.size} as missing"
+                )
+            self.final_missing = missing
+        if self._machine.step(SenderInput.STOP):
+            if stop.accepted > 0 and not self.fallback:
+                self._link.datagrams.worked()
+            self._finish(count - stop.accepted, at_deadline=stop.at_deadline, now=now)
+
+    def on_timeout(self, *, now: float) -> None:
+        """Resends the probe if it is due: first as a datagram, then both ways (hazard 3)."""
+        if self.timer is None or now < self.timer:
+            return
+        self._machine.step(SenderInput.PROBE_DUE)
+        self._resends += 1
+        if self.reliable:
+            path = Path.RELIABLE
+        else:
+            path = Path.DATAGRAM if self._resends == 1 else Path.BOTH
+        self._send_probe(path, now)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _end_pass(self, input_: SenderInput, path: Path, now: float) -> None:
+        self._machine.step(input_)
+        if self._first_pass is None:
+            self._first_pass = self._link.channel.sent(self.slot)
+        self.epoch += 1
+        self._answered.clear()
+        self._resends = 0
+        self._send_probe(path, now)
+
+    def _send_probe(self, path: Path, now: float) -> None:
+        link = self._link
+        link.outbox.put(Probe(self.plan.open, self.epoch, link.channel.sent_sequence), path, self)
+        wait = link.policy.resend_after_s(self._resends, reliable=self.reliable)
+        self.timer = now + wait * link.jitter()
+
+    def _judge_pass(self, accepted: int) -> None:
+        """The first answer of an epoch shows whether the pass delivered anything (hazard 9)."""
+        if accepted > self._accepted:
+            self._accepted = accepted
+            self._idle_passes = 0
+            if not self.fallback:
+                self._link.datagrams.worked()
+        else:
+            self._idle_passes += 1
+        hopeless = self._idle_passes >= IDLE_PASSES_MAX or self.passes >= PASSES_MAX
+        if hopeless and not self.reliable:
+            self.reliable = self.fallback = True
+            if self._link.datagrams.gave_up(any_delivered=self._accepted > 0):
+                self._link.events.append(FallbackToReliable(self))
+
+    def _in_send_order(self, missing: Indices) -> Indices:
+        """Later passes keep the order of the first: an early stop must not prefer low indices."""
+        order = self.plan.order
+        if order is None or missing.size < 2:
+            return missing
+        wanted = np.zeros(self.layout.count, np.bool_)
+        wanted[missing] = True
+        return order[wanted[order]]
+
+    def _repeated(self, missing: Indices) -> Indices:
+        """Several copies after empty passes, if there are few chunks."""
+        copies = min(4**self._idle_passes, COPIES_CHUNKS_MAX // missing.size)
+        return np.tile(missing, copies) if copies > 1 else missing
+
+    def _send_reliably(self, missing: Indices, now: float) -> None:
+        """Puts chunks on TCP, at most `RELIABLE_BUDGET_BYTES`, and probes behind them."""
+        self._link.channel.cancel(self.slot)
+        self.passes += 1 if self.epoch else 0
+        for frame in chunk_frames(
+            self.plan.open, self.plan.source, self.layout, missing, RELIABLE_BUDGET_BYTES
+        ):
+            self._link.outbox.put(frame, Path.RELIABLE, self)
+        self._end_pass(SenderInput.PASS_OVER, Path.RELIABLE, now)
+
+    def _let_go(self) -> int:
+        """Nothing pending, no timer (T1); returns the datagrams sent over all passes."""
+        channel = self._link.channel
+        sent = channel.sent(self.slot)
+        channel.cancel(self.slot)
+        channel.close_transmit(self.slot)
+        self._link.outbox.drop(self)
+        self.timer = None
+        return sent
+
+    def _finish(self, missing: int, *, at_deadline: bool, now: float) -> None:
+        sent = self._let_go()
+        self.report = self._make_report(missing, sent, at_deadline, now)
+        self._link.events.append(SendFinished(self))
+
+    def progress_report(self, *, now: float) -> RoundReport:
+        """The report so far, for `RoundTimeoutError`; the channel's counters are not in it."""
+        sent = 0 if self.is_over else self._link.channel.sent(self.slot)
+        return self._make_report(
+            self.layout.count - self._accepted, sent, False, now, with_counters=False
+        )
+
+    def _make_report(
+        self, missing: int, sent: int, at_deadline: bool, now: float, *, with_counters: bool = True
+    ) -> RoundReport:
+        plan = self.plan
+        first_pass = sent if self._first_pass is None else self._first_pass
+        return RoundReport(
+            stream=self.stream,
+            round_id=self.round_id,
+            direction=plan.label.direction,
+            rank=plan.label.rank,
+            regime=plan.label.regime,
+            tolerance=str(plan.tolerance or EXACT),
+            chunks=self.layout.count,
+            missing=missing,
+            passes=max(1, self.passes),
+            nbytes=self.layout.nbytes,
+            datagrams=sent,
+            retransmitted=sent - first_pass,
+            elapsed_s=now - self._began,
+            rtt_s=self._link.rtt.smoothed_s,
+            at_deadline=at_deadline,
+            fallback=self.fallback,
+            **(self._link.take_counter_deltas() if with_counters else {}),
+        )

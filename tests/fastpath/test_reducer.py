@@ -1,0 +1,240 @@
+"""Norms, chunk energies and the mean over workers, against numpy and torch, byte for byte."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.fastpath.implementations import both
+
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def bfloat16_to_float32(stored: np.ndarray) -> np.ndarray:
+    return (stored.astype(np.uint32) << 16).view(np.float32)
+
+
+def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+def random_gradients(rng: np.random.Generator, dtype: str, count: int) -> np.ndarray:
+    """`count` elements over many magnitudes, as stored."""
+    values = rng.standard_normal(count) * 10.0 ** rng.integers(-4, 4, count)
+    if dtype == "bfloat16":
+        return float32_to_bfloat16(values.astype(np.float32))
+    return values.astype(dtype)
+
+
+def wide(stored: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "bfloat16":
+        return bfloat16_to_float32(stored)
+    return stored.astype(np.float64 if dtype == "float64" else np.float32)
+
+
+def rank_order_mean(sources: list[np.ndarray], dtype: str, divisor: int) -> bytes:
+    total = wide(sources[0], dtype).copy()
+    for source in sources[1:]:
+        total += wide(source, dtype)
+    total /= total.dtype.type(divisor)
+    return (float32_to_bfloat16(total) if dtype == "bfloat16" else total.astype(dtype)).tobytes()
+
+
+# --- norms ---
+
+
+@both
+@every_dtype
+@pytest.mark.parametrize("count", [0, 1, 7, 1000, 70_001])
+def test_squared_norm(fastpath: ModuleType, dtype: str, count: int) -> None:
+    stored = random_gradients(np.random.default_rng(count), dtype, count)
+    expected = math.fsum(wide(stored, dtype).astype(np.float64) ** 2)
+    assert fastpath.squared_norm(stored, dtype) == pytest.approx(expected, rel=1e-12)
+
+
+@both
+def test_squared_norm_does_not_overflow_in_float32(fastpath: ModuleType) -> None:
+    assert fastpath.squared_norm(np.full(4, 1e30, np.float32), "float32") == pytest.approx(4e60)
+    assert fastpath.squared_norm(np.array([np.inf], np.float32), "float32") == math.inf
+    assert math.isnan(fastpath.squared_norm(np.array([np.nan, 1], np.float32), "float32"))
+
+
+@both
+@every_dtype
+def test_chunk_energy(fastpath: ModuleType, dtype: str) -> None:
+    stored = random_gradients(np.random.default_rng(5), dtype, 1001)
+    width = 64 // ITEM_BYTES[dtype]
+    energy = fastpath.chunk_energy(stored, dtype, 64)
+    assert energy.dtype == np.float32
+    assert energy.shape == (-(-1001 // width),)
+    squares = wide(stored, dtype).astype(np.float64) ** 2
+    expected = [squares[start : start + width].sum() for start in range(0, 1001, width)]
+    np.testing.assert_allclose(energy, expected, rtol=1e-6)
+    assert fastpath.chunk_energy(b"", dtype, 64).size == 0
+
+
+@both
+def test_norms_refuse_misuse(fastpath: ModuleType) -> None:
+    with pytest.raises(ValueError, match="int32"):
+        fastpath.squared_norm(bytes(8), "int32")
+    with pytest.raises(ValueError, match="bytes"):
+        fastpath.squared_norm(bytes(7), "float32")
+    with pytest.raises(ValueError, match="chunk_bytes"):
+        fastpath.chunk_energy(bytes(8), "float32", 0)
+    with pytest.raises(ValueError, match="chunk_bytes"):
+        fastpath.chunk_energy(bytes(8), "float32", 12)
+
+
+# --- the mean ---
+
+
+@both
+@every_dtype
+@pytest.mark.parametrize("world", range(1, 9))
+def test_mean_is_the_rank_order_mean(fastpath: ModuleType, dtype: str, world: int) -> None:
+    rng = np.random.default_rng(world)
+    sources = [random_gradients(rng, dtype, 1003) for _ in range(world)]
+    out = np.empty_like(sources[0])
+    reducer = fastpath.Reducer(out, sources, 1448, dtype)
+    for rank in range(world):
+        reducer.arrive(rank, rng.permutation(reducer.count).astype(np.uint32))
+    assert reducer.ready == reducer.count == -(-out.nbytes // 1448)
+    assert out.tobytes() == rank_order_mean(sources, dtype, world)
+
+
+@both
+@every_dtype
+@pytest.mark.parametrize("contributors", [False, True])
+@pytest.mark.parametrize("world", range(1, 9))
+def test_missing_chunks(fastpath: ModuleType, dtype: str, contributors: bool, world: int) -> None:
+    rng = np.random.default_rng(world)
+    width = 64 // ITEM_BYTES[dtype]
+    sources = [random_gradients(rng, dtype, 10 * width + 3) for _ in range(world)]
+    out = random_gradients(rng, dtype, 10 * width + 3)
+    reducer = fastpath.Reducer(out, sources, 64, dtype, contributors)
+    delivered = rng.random((world, 11)) < 0.6
+    delivered[:, 10] = True
+    delivered[:, 0] = False
+    bitmaps = []
+    for rank in range(world):
+        chunks = np.flatnonzero(delivered[rank]).astype(np.uint32)
+        reducer.arrive(rank, chunks)
+        bitmaps.append(np.packbits(delivered[rank], bitorder="little").tobytes())
+    complete = np.flatnonzero(delivered.all(axis=0))
+    assert sorted(reducer.ready_indices()[: reducer.ready]) == complete.tolist()
+    reducer.finish(bitmaps)
+    assert reducer.ready == reducer.count == 11
+    assert reducer.ready_indices()[len(complete) : 11].tolist() == [
+        chunk for chunk in range(11) if chunk not in complete
+    ]
+    for chunk in range(11):
+        span = slice(chunk * width, (chunk + 1) * width)
+        present = [sources[rank][span] for rank in range(world) if delivered[rank, chunk]]
+        expected = bytes(out[span].nbytes)
+        if present:
+            expected = rank_order_mean(present, dtype, len(present) if contributors else world)
+        assert out[span].tobytes() == expected
+
+
+@both
+def test_chunks_become_ready_when_the_last_source_delivers(fastpath: ModuleType) -> None:
+    sources = [np.full(24, rank, np.float32) for rank in range(3)]
+    out = np.full(24, -1, np.float32)
+    reducer = fastpath.Reducer(out, sources, 32, "float32")
+    reducer.arrive(2, np.array([2, 0], np.uint32))
+    reducer.arrive(0, np.array([0, 1, 2], np.uint32))
+    assert reducer.ready == 0
+    assert (out == -1).all()
+    reducer.arrive(1, np.array([2], np.uint32))
+    assert reducer.ready_indices()[: reducer.ready].tolist() == [2]
+    assert out.tolist() == [-1] * 16 + [1] * 8
+    reducer.arrive(1, np.array([1, 0], np.uint32))
+    assert reducer.ready_indices()[: reducer.ready].tolist() == [2, 0]
+    reducer.arrive(2, np.array([1], np.uint32))
+    assert reducer.ready_indices()[: reducer.ready].tolist() == [2, 0, 1]
+    reducer.finish([b"\0"] * 3)
+    assert out.tolist() == [1] * 24
+
+
+@both
+def test_every_float16_survives_a_mean_of_one(fastpath: ModuleType) -> None:
+    """All 65,536 bit patterns; a NaN may change its payload but stays a NaN."""
+    stored = np.arange(1 << 16, dtype=np.uint16)
+    out = np.empty_like(stored)
+    fastpath.Reducer(out, [stored], 1 << 17, "float16").finish([b"\1"])
+    is_nan = np.isnan(stored.view(np.float16))
+    assert (out[~is_nan] == stored[~is_nan]).all()
+    assert np.isnan(out.view(np.float16)[is_nan]).all()
+    fastpath.Reducer(out, [stored], 1 << 17, "bfloat16").finish([b"\1"])
+    is_nan = np.isnan(bfloat16_to_float32(stored))
+    assert (out[~is_nan] == stored[~is_nan]).all()
+    assert (out[is_nan] == (stored[is_nan] & 0x8000 | 0x7FC0)).all()
+
+
+@both
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_is_to_nearest_even(fastpath: ModuleType, dtype: str) -> None:
+    """Means of two neighbours lie half way: the even one wins."""
+    # From 2**127 on the float32 sum of two bfloat16 overflows.
+    last = 0x7BFF if dtype == "float16" else 0x7F00
+    low = np.arange(last, dtype=np.uint16)
+    out = np.empty_like(low)
+    fastpath.Reducer(out, [low, low + np.uint16(1)], 1 << 17, dtype).finish([b"\1"] * 2)
+    assert (out == low + (low & 1)).all()
+
+
+@both
+def test_overflow_rounds_to_infinity(fastpath: ModuleType) -> None:
+    largest = np.full(4, 0x7BFF, np.uint16)
+    infinity = np.full(4, 0x7C00, np.uint16)
+    out = np.empty_like(largest)
+    fastpath.Reducer(out, [largest, infinity], 8, "float16").finish([b"\1"] * 2)
+    assert (out == infinity).all()
+    sum_overflows = np.full(4, 0x7F7F, np.uint16)
+    fastpath.Reducer(out, [sum_overflows] * 2, 8, "bfloat16").finish([b"\1"] * 2)
+    assert (out == 0x7F80).all()
+
+
+@both
+@every_dtype
+def test_empty_buffers(fastpath: ModuleType, dtype: str) -> None:
+    reducer = fastpath.Reducer(bytearray(), [b"", b""], 64, dtype)
+    assert (reducer.count, reducer.ready) == (0, 0)
+    reducer.finish([b"", b""])
+    assert reducer.ready == 0
+
+
+@both
+def test_reducer_refuses_misuse(fastpath: ModuleType) -> None:
+    out = bytearray(64)
+    for arguments in [
+        (bytes(64), [bytes(64)], 64, "float32"),
+        (out, [], 64, "float32"),
+        (out, [bytes(60)], 64, "float32"),
+        (out, [bytes(64)], 0, "float32"),
+        (out, [bytes(64)], 12, "float32"),
+        (out, [bytes(64)], 64, "int8"),
+        (bytearray(63), [bytes(63)], 64, "float32"),
+    ]:
+        with pytest.raises(ValueError):
+            fastpath.Reducer(*arguments)
+    reducer = fastpath.Reducer(out, [bytes(64), bytes(64)], 64, "float32")
+    for source in (-1, 2):
+        with pytest.raises(ValueError):
+            reducer.arrive(source, np.array([0], np.uint32))
+    with pytest.raises(ValueError):
+        reducer.arrive(0, np.array([1], np.uint32))
+    with pytest.raises(ValueError):
+        reducer.finish([b"\1"])
+    with pytest.raises(ValueError):
+        reducer.finish([b"\1", b""])
+    reducer.finish([b"\1", b"\1"])
+    with pytest.raises(ValueError):
+        reducer.arrive(0, np.array([0], np.uint32))

@@ -1,0 +1,116 @@
+"""What a fault-free job costs when it runs: no allocation, no TCP, no repeated datagram."""
+
+from __future__ import annotations
+
+import pytest
+
+from dblp.phase import FixedTolerance
+from dblp.wire import Open, Ready, Stop
+
+from .cluster import Cluster, gradient, rank_order_mean
+from .virtual_net import DATAGRAM_S, LinkModel
+
+
+@pytest.mark.parametrize("downlink", ["exact", "lossy"])
+@pytest.mark.parametrize("percent", ["0%", "40.8%"])
+def test_no_reliable_frame_is_sent_after_the_first_round(percent: str, downlink: str) -> None:
+    cluster = Cluster(3, policy=FixedTolerance(percent), downlink=downlink)
+    cluster.all_reduce([gradient(rank, 1000) for rank in range(3)])
+    first = cluster.reliable_frames()
+    assert {type(frame) for frame in first} == {Open, Ready}
+    assert len(first) == 6  # one Open and one Ready per rank
+    for _ in range(20):
+        cluster.all_reduce([gradient(rank, 1000) for rank in range(3)])
+    assert len(cluster.reliable_frames()) == 6
+
+
+def test_a_new_layout_asks_once() -> None:
+    cluster = Cluster(2)
+    for count in (1000, 1000, 2000, 2000, 2000):
+        cluster.all_reduce([gradient(rank, count) for rank in range(2)])
+    frames = cluster.reliable_frames()
+    assert sum(isinstance(frame, Open) for frame in frames) == 4
+    assert sum(isinstance(frame, Ready) for frame in frames) == 4
+
+
+@pytest.mark.parametrize("percent", ["0%", "40.8%"])
+def test_buffers_are_made_once_per_layout(percent: str) -> None:
+    bad = LinkModel(loss=0.1, reorder=0.2)
+    cluster = Cluster(3, policy=FixedTolerance(percent), uplink=bad, downlink_link=bad)
+    for stream in (0, 1):
+        for _ in range(4):
+            cluster.all_reduce([gradient(rank, 5000) for rank in range(3)], stream=stream)
+    made = cluster.server.pool.allocations
+    assert made <= 2 * (3 + 2)  # per stream: a receive buffer per rank, two results
+    for _ in range(10):
+        for stream in (0, 1):
+            cluster.all_reduce([gradient(rank, 5000) for rank in range(3)], stream=stream)
+    assert cluster.server.pool.allocations == made
+
+
+def test_every_chunk_travels_once() -> None:
+    cluster = Cluster(3)
+    for _ in range(10):
+        cluster.all_reduce([gradient(rank, 10_000) for rank in range(3)])
+    assert all(report.passes == 1 for report in cluster.reports)
+    assert all(report.retransmitted == 0 for report in cluster.reports)
+    for end in (*cluster.server_ends, *cluster.worker_ends):
+        counters = end.channel.counters()
+        assert counters["duplicate"] == counters["stale"] == counters["future"] == 0
+
+
+def test_chunks_go_down_before_all_are_up() -> None:
+    """Pipelining: a round trip of two transfers takes little more than one."""
+    cluster = Cluster(2)
+    cluster.all_reduce([gradient(rank, 100_000) for rank in range(2)])
+    started = cluster.net.now
+    ended_before = len(cluster.finished)
+    for rank in range(2):
+        cluster.start(rank, gradient(rank, 100_000))
+
+    def some_down_while_some_are_to_go_up() -> bool:
+        down = cluster.server_ends[0].channel.sent_sequence
+        up = cluster.worker_ends[0].channel.sent_sequence
+        return len(cluster.finished) > ended_before or (down > 277 + 50 and up < 2 * 277 - 50)
+
+    cluster.net.run(some_down_while_some_are_to_go_up)
+    assert len(cluster.finished) == ended_before
+    cluster.finish(2)
+    one_way = 277 * DATAGRAM_S
+    assert cluster.net.now - started < 1.3 * one_way + 4 * LinkModel().delay_s
+
+
+def test_a_lost_stop_of_the_downlink_is_implied_by_the_next_round() -> None:
+    """Hazard 4."""
+    cluster = Cluster(3)
+    cluster.worker_ends[1].drop_frame = lambda frame: isinstance(frame, Stop)
+    for step in range(10):
+        gradients = [gradient(rank, 3000, seed=step) for rank in range(3)]
+        expected = rank_order_mean(gradients)
+        cluster.all_reduce(gradients)
+        assert all(array.tobytes() == expected.tobytes() for array in gradients)
+    # Rank 1 never said STOP; all its downlinks but the last have ended, and nothing went twice.
+    downlinks = [r for r in cluster.reports if r.direction == "downlink" and r.rank == 1]
+    assert [report.round_id for report in downlinks] == list(range(9))
+    assert all(report.retransmitted == 0 for report in downlinks)
+
+
+def test_a_lost_stop_of_the_uplink_is_implied_by_the_mean() -> None:
+    cluster = Cluster(3)
+    cluster.server_ends[2].drop_frame = lambda frame: isinstance(frame, Stop)
+    for step in range(5):
+        gradients = [gradient(rank, 3000, seed=step) for rank in range(3)]
+        expected = rank_order_mean(gradients)
+        ended = cluster.all_reduce(gradients)
+        assert all(array.tobytes() == expected.tobytes() for array in gradients)
+        assert ended[2].uplink.retransmitted == 0
+
+
+def test_nothing_is_left_over() -> None:
+    cluster = Cluster(2)
+    cluster.all_reduce([gradient(rank, 3000) for rank in range(2)])
+    cluster.net.settle(1.0)
+    assert cluster.server.next_timeout() is None and cluster.server.stall() == ""
+    assert all(worker.next_timeout() is None and worker.stall() == "" for worker in cluster.workers)
+    assert all(end.session.next_timeout() is None for end in cluster.net.endpoints)
+    assert cluster.server.pool.in_use == 3  # the next round is armed
