@@ -24,6 +24,9 @@ RESULTS = REPOSITORY / "bench" / "results"
 P99_SAMPLES_MIN = 1000
 """Below this many samples the 99th percentile is the opinion of a handful: it is not reported."""
 
+# Where the output is not a terminal: wide enough for the widest table.
+_PLAIN_COLUMNS = 200
+
 T = TypeVar("T")
 Scalar = int | float | str | bool | None
 
@@ -202,7 +205,7 @@ def print_result(case: str, result: CaseResult, goals: Mapping[str, tuple[str, f
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_COLUMNS)
     for columns, rows in _tables(result.rows):
         table = Table(title=case)
         for column in columns:

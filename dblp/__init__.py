@@ -1,5 +1,6 @@
 """Bounded-loss gradient transport that follows the training phase (DBLP)."""
 
+from .collective.peer import Listener, Peer
 from .collective.server import ParameterServer
 from .collective.worker import AllReduceReport, Worker
 from .config import TransportConfig
@@ -31,8 +32,10 @@ __all__ = [
     "GilbertElliott",
     "GradientNormPolicy",
     "Impairment",
+    "Listener",
     "LocalProtocolError",
     "ParameterServer",
+    "Peer",
     "PeerLostError",
     "ProtocolError",
     "Regime",

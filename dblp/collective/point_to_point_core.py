@@ -77,6 +77,11 @@ class FinishedTransfer:
     report: RoundReport | None
     """None when the transfer failed."""
 
+    @property
+    def work(self) -> Transfer:
+        """What the call that started it returned."""
+        return self.transfer
+
 
 class _Lane:
     """The transfers of one stream in one direction: one is going on, the others wait in order."""

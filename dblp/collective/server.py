@@ -146,9 +146,8 @@ class _ServerOwner:
     # --- Owner of the driver
 
     def _on_events(self, rank: int, now: float) -> None:
-        if self._links[rank].session.peer_left and rank not in self._left:
+        if self._links[rank].session.peer_left:
             self._left.add(rank)
-            self.core.peer_left(rank, now=now)
         self.core.on_events(rank, now=now)
 
     def on_tick(self, now: float) -> None:

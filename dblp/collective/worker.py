@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from .. import fastpath
 from ..buffers import byte_view_of
 from ..config import TransportConfig
-from ..errors import ConfigError, DBLPError, LocalProtocolError, RoundAbortedError
+from ..errors import ConfigError
 from ..faults import Impairment
 from ..io.control import parse_address
-from ..io.driver import Driver, PeerLink, make_link
 from ..io.handshake import connect
 from ..io.loop import LoopThread
 from ..stats import RoundReport
 from ..tolerance import Tolerance
-from ..wire import Bye
+from .endpoint import Endpoint, EndpointGroup, close_thread, wait_for
 from .worker_core import FinishedRound, WorkerCore
 
 __all__ = ["AllReduceReport", "Worker"]
 
 CALL_MARGIN_S = 10.0
 """How much longer than its own time limits a blocking call waits for the loop thread to answer."""
-
-log = logging.getLogger("dblp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,86 +51,6 @@ class AllReduceReport:
     def delivered_share(self) -> float:
         """Share of this worker's chunks that the server received, 0 … 1."""
         return self.uplink.delivered_share
-
-
-class _WorkerOwner:
-    """Lives on the loop thread: the core, its link, and the futures of the trainer threads."""
-
-    def __init__(self, thread: LoopThread, config: TransportConfig) -> None:
-        self._thread = thread
-        self._config = config
-        self._futures: dict[int, tuple[Future[AllReduceReport], float]] = {}
-        self.driver = Driver(thread.loop, thread.wake_fd, config, self)
-        self.link: PeerLink | None = None
-        self.core: WorkerCore | None = None
-
-    # --- Owner of the driver
-
-    def on_tick(self, now: float) -> None:
-        core = self.core
-        if core is None:
-            return
-        due = core.next_timeout()
-        if due is not None and due <= now:
-            core.on_timeout(now=now)
-        for notice in core.take_notices():
-            log.warning("%s", notice)
-        for finished in core.take_finished():
-            self._finish(finished, now)
-
-    def next_timeout(self) -> float | None:
-        return self.core.next_timeout() if self.core is not None else None
-
-    def on_link_failed(self, link: PeerLink, error: DBLPError) -> None:
-        if self.core is not None:
-            self.core.fail(error)
-
-    def stall(self) -> str:
-        return self.core.stall() if self.core is not None else ""
-
-    # --- commands, on the loop thread
-
-    def on_events(self, now: float) -> None:
-        assert self.core is not None and self.link is not None
-        if self.link.session.peer_left and self.core.error is None and not self.core.stall():
-            self.core.fail(RoundAbortedError("the server has ended the job"))
-        self.core.on_events(now=now)
-
-    def begin(
-        self,
-        future: Future[AllReduceReport],
-        view: memoryview,
-        dtype: str,
-        stream: int,
-        norm: float,
-        called: float,
-    ) -> None:
-        assert self.core is not None
-        try:
-            round_ = self.core.all_reduce(
-                view, dtype, stream=stream, squared_norm=norm, now=self.driver.now()
-            )
-        except DBLPError as error:
-            future.set_exception(error)
-            return
-        self._futures[id(round_)] = (future, called)
-        self.driver.kick()
-
-    def _finish(self, finished: FinishedRound, now: float) -> None:
-        future, called = self._futures.pop(id(finished.round))
-        if finished.error is not None:
-            future.set_exception(finished.error)
-            return
-        assert finished.uplink is not None and finished.downlink is not None
-        future.set_result(AllReduceReport(finished.uplink, finished.downlink, now - called))
-
-    async def shut_down(self) -> None:
-        if self.core is not None:
-            self.core.fail(RoundAbortedError("the worker was closed while rounds were open"))
-            self.on_tick(self.driver.now())
-        if self.link is not None and not self.link.failed:
-            self.link.control.send(Bye())
-        self.driver.close()
 
 
 class Worker:
@@ -184,7 +100,7 @@ class Worker:
         self._thread = LoopThread(self.config.loop, f"dblp-worker-{rank}")
         try:
             wait_s = self.config.connect_timeout_s + CALL_MARGIN_S
-            self._owner = self._thread.call(
+            self._group, self._endpoint = self._thread.call(
                 self._start(host, port, world or 0, fingerprint, impairment), wait_s
             )
         except BaseException:
@@ -193,7 +109,7 @@ class Worker:
 
     async def _start(
         self, host: str, port: int, world: int, fingerprint: str, impairment: Impairment | None
-    ) -> _WorkerOwner:
+    ) -> tuple[EndpointGroup, Endpoint]:
         connection = await connect(
             host,
             port,
@@ -203,25 +119,32 @@ class Worker:
             fingerprint=fingerprint,
             impairment=impairment,
         )
-        owner = _WorkerOwner(self._thread, self.config)
-        link = make_link("the server", connection, self.config, owner.on_events)
-        owner.core = WorkerCore(
-            rank=self.rank,
-            world=connection.welcome.world,
-            session=link.session,
-            config=self.config,
-            tolerance=Tolerance.of(connection.welcome.tolerance),
+        welcome = connection.welcome
+        group = EndpointGroup(self._thread, self.config)
+        endpoint = Endpoint(
+            group,
+            "the server",
+            connection,
+            self.config,
+            lambda session: WorkerCore(
+                rank=self.rank,
+                world=welcome.world,
+                session=session,
+                config=self.config,
+                tolerance=Tolerance.of(welcome.tolerance),
+            ),
+            _report_of,
         )
-        owner.link = link
-        owner.driver.add(link)
-        return owner
+        return group, endpoint
+
+    @property
+    def _core(self) -> WorkerCore:
+        return cast(WorkerCore, self._endpoint.core)
 
     @property
     def world(self) -> int:
         """Number of workers in the job."""
-        core = self._owner.core
-        assert core is not None
-        return core.world
+        return self._core.world
 
     def all_reduce(self, grad: Any, *, stream: int = 0) -> AllReduceReport:
         """Replaces `grad` by its mean over all workers, and says what it took.
@@ -237,7 +160,10 @@ class Worker:
             PeerLostError: the server or another rank is gone; named.
             RoundTimeoutError: not done within `config.timeout_s`.
         """
-        return self._wait(self.all_reduce_async(grad, stream=stream))
+        return cast(
+            AllReduceReport,
+            wait_for(self._thread, self.all_reduce_async(grad, stream=stream), "all_reduce"),
+        )
 
     def all_reduce_async(self, grad: Any, *, stream: int = 0) -> Future[AllReduceReport]:
         """Like `all_reduce`, at once: `grad` belongs to the transport until the future is done.
@@ -246,32 +172,15 @@ class Worker:
         all-reduce.
         """
         self._thread.check_usable()
-        called = self._owner.driver.now()
         view, dtype = byte_view_of(grad, what="grad", writable=True)
-        norm = fastpath.squared_norm(view, dtype) if view.nbytes else 0.0
-        future: Future[AllReduceReport] = Future()
-        owner = self._owner
-        self._thread.submit(lambda: owner.begin(future, view, dtype, stream, norm, called))
-        return future
-
-    def _wait(self, future: Future[AllReduceReport]) -> AllReduceReport:
-        if self._thread.on_loop_thread:
-            raise LocalProtocolError(
-                "all_reduce was called from a callback of the transport, where waiting would block it for ever: use "
-                "all_reduce_async"
-            )
-        return self._thread.wait(future)
+        norm = fastpath.squared_norm(view, dtype)
+        return self._endpoint.submit(
+            lambda now: self._core.all_reduce(view, dtype, stream=stream, squared_norm=norm, now=now)
+        )
 
     def close(self) -> None:
         """Says goodbye and releases sockets and thread; idempotent, never waits for other ranks."""
-        try:
-            self._thread.check_usable()
-        except LocalProtocolError:
-            return
-        try:
-            self._thread.call(self._owner.shut_down(), CALL_MARGIN_S)
-        finally:
-            self._thread.close()
+        close_thread(self._thread, self._group)
 
     def __enter__(self) -> Worker:
         return self
@@ -280,5 +189,10 @@ class Worker:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_owner") and not sys.is_finalizing():
+        if hasattr(self, "_group") and not sys.is_finalizing():
             self.close()
+
+
+def _report_of(finished: FinishedRound, elapsed_s: float) -> AllReduceReport:
+    assert finished.uplink is not None and finished.downlink is not None
+    return AllReduceReport(finished.uplink, finished.downlink, elapsed_s)

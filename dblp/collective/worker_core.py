@@ -78,6 +78,11 @@ class FinishedRound:
     downlink: RoundReport | None
     """None when the round failed before its downlink ended."""
 
+    @property
+    def work(self) -> OpenRound:
+        """What the call that started it returned."""
+        return self.round
+
 
 class _StreamState:
     """The rounds of one stream: one is going on, the others wait in order."""
@@ -243,6 +248,10 @@ class WorkerCore:
         """Rounds that ended since the last call, in the order in which they ended."""
         taken, self._finished = self._finished, []
         return taken
+
+    def take_broadcast(self) -> list[Frame]:
+        """Frames for the reliable channel besides those of the session: none, the server tells the others."""
+        return []
 
     def take_notices(self) -> list[str]:
         """One-sentence warnings for the user since the last call."""

@@ -39,11 +39,12 @@ class Session:
     *Commands*: `arm`, `send`, `imply_stop`, `release`, `abort`, `block_datagrams`.
     *Inputs*: `on_frame`, `on_progress`, `on_timeout`.
     *Outputs*: `take_frames`, `take_events`, `next_timeout`.
-    *Getters*: `channel`, `peer`, `error`, `peer_left`, `busy`, `receiver`, `sender`, `stall`, `rtt_s`.
+    *Getters*: `channel`, `peer`, `error`, `peer_left`, `busy`, `rtt_s`, `receiver`, `sender`,
+    `stall`, `late_frames`.
 
-    Inputs never raise.  A frame that the peer must not send, or its Abort, ends the session: look at
-    `error` after the events.  After an abort inputs do nothing, commands raise LocalProtocolError,
-    and there is no timer and no frame to take (T1).
+    Inputs never raise.  A frame that the peer must not send, or its Abort, ends the session: look
+    at `error` after the events.  After an abort inputs do nothing, commands raise
+    LocalProtocolError, and there is no timer and no frame to take (T1).
     """
 
     def __init__(
@@ -329,10 +330,7 @@ class Session:
         for receiver in self._rounds.receivers.values():
             if receiver.state is ReceiverState.RECEIVING:
                 return True
-        for sender in self._rounds.senders.values():
-            if sender.state is not SenderState.IDLE:
-                return True
-        return False
+        return any(s.state is not SenderState.IDLE for s in self._rounds.senders.values())
 
     @property
     def rtt_s(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,14 @@ from bench.transport.peers.tcp_flow import run_tcp_flow
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _NO_LAB = lab_unavailable()
 
+
+def _loopback_down() -> bool:
+    """As in a fresh network namespace: `unshare -Urn` starts without addresses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return probe.connect_ex(("127.0.0.1", 9)) != 0
+
+
+needs_loopback = pytest.mark.skipif(_loopback_down(), reason="the loopback interface is down")
 needs_lab = pytest.mark.skipif(_NO_LAB is not None, reason=str(_NO_LAB))
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -166,6 +175,7 @@ def test_a_killed_bench_leaves_no_namespace_behind() -> None:
 # -- the peers ------------------------------------------------------------------------------------
 
 
+@needs_loopback
 @pytest.mark.parametrize("place", [False, True])
 def test_tcp_flow_on_loopback(place: bool) -> None:
     flow = run_tcp_flow(None, 0, 0, 300_000, 3, None, place=place)
@@ -182,6 +192,7 @@ def test_tcp_flow_runs_under_the_chosen_congestion_control(lab: NetworkLab, name
 
 
 @needs_compiler
+@needs_loopback
 @pytest.mark.parametrize("gso", [True, False])
 def test_raw_udp_on_loopback_loses_nothing(gso: bool) -> None:
     before = own_udp_counters()
@@ -199,6 +210,7 @@ def test_raw_udp_in_the_lab_loses_nothing(lab: NetworkLab, offloads: bool, gso: 
     assert run_raw_udp(lab, 0, 1, 3_000_001, 2, gso=gso).kernel_drops == 0
 
 
+@needs_loopback
 def test_gloo_ring_on_loopback() -> None:
     pytest.importorskip("torch")
     times = run_gloo_ring(None, [0, 0], 4096, 3, warmup=1)

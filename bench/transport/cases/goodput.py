@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from bench.harness import CaseResult, Chart, Distribution, Settings, ratio
 from bench.netlab import NetworkLab, lab_unavailable
 from bench.transport.cases import _network as network
-from bench.transport.peers.dblp_peer import dblp_missing, run_dblp_flow
+from bench.transport.peers.dblp_peer import flow_missing, run_dblp_flow
 from bench.transport.peers.flow import FlowResult
 from bench.transport.peers.raw_udp import run_raw_udp
 from bench.transport.peers.tcp_flow import LARGE_BLOCK_BYTES, run_tcp_flow
@@ -58,7 +58,7 @@ Cells = dict[tuple[str, int, str], _Collected]
 def run(settings: Settings, result: CaseResult) -> None:
     """Loopback, veth with offloads on, veth with offloads off; all sides of a size take turns."""
     cells: Cells = {}
-    missing = dblp_missing()
+    missing = flow_missing()
     if missing:
         result.notes.append(missing)
     flows = _flows(result, dblp=not missing)

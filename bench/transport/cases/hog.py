@@ -11,7 +11,7 @@ import contextlib
 from bench.harness import CaseResult, Chart, Settings, ratio
 from bench.interleave import Side, interleave
 from bench.transport.cases import _network as network
-from bench.transport.peers.dblp_peer import DblpStar, dblp_missing, hog_process
+from bench.transport.peers.dblp_peer import DblpStar, hog_process, star_missing
 
 _NBYTES = 20_000_000
 _ROUNDS = 1000
@@ -20,7 +20,7 @@ _BUDGET_S = 110.0
 
 def run(settings: Settings, result: CaseResult) -> None:
     """One star; turns without a hog, with one in worker 0, with one beside it, with one in each."""
-    missing = dblp_missing()
+    missing = star_missing()
     if missing:
         result.notes.append(missing)
         result.summary["hog_p99_ratio"] = None

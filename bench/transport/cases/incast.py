@@ -13,7 +13,7 @@ from bench.harness import CaseResult, Chart, Distribution, Settings, ratio
 from bench.interleave import interleave
 from bench.netlab import NetworkLab, lab_unavailable
 from bench.transport.cases import _network as network
-from bench.transport.peers.dblp_peer import DblpStar, StarRounds, dblp_missing
+from bench.transport.peers.dblp_peer import DblpStar, StarRounds, star_missing
 
 _NBYTES = 20_000_000
 _RATE_MBIT = 1000
@@ -45,7 +45,7 @@ def _run_network(
     settings: Settings, result: CaseResult, lab: NetworkLab, stack: contextlib.ExitStack
 ) -> None:
     nbytes = settings.pick(_NBYTES, 200_000)
-    missing = dblp_missing()
+    missing = star_missing()
     if missing:
         network.note(result, missing)
     rings = network.gloo_rings(result, lab, stack)

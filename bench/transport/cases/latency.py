@@ -7,7 +7,7 @@ import contextlib
 from bench.harness import CaseResult, Chart, Distribution, Settings, ratio
 from bench.interleave import interleave
 from bench.transport.cases import _network as network
-from bench.transport.peers.dblp_peer import DblpStar, dblp_missing
+from bench.transport.peers.dblp_peer import DblpStar, star_missing
 
 _SIZES = {4096: "4 KB", 65_536: "64 KB", 1_048_576: "1 MB"}
 _ROUNDS = 2000
@@ -17,7 +17,7 @@ _BUDGET_S = 40.0
 def run(settings: Settings, result: CaseResult) -> None:
     """Three workers, exact, offloads on; turns of about a quarter of a second."""
     seen: dict[tuple[int, str], Distribution] = {}
-    missing = dblp_missing()
+    missing = star_missing()
     if missing:
         result.notes.append(missing)
     with network.lab_or_loopback(result, 4) as lab, contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ from bench.harness import CaseResult, Chart, Distribution, Settings, ratio
 from bench.interleave import Side, interleave
 from bench.netlab import NetworkLab
 from bench.transport.cases import _network as network
-from bench.transport.peers.dblp_peer import DblpStar, dblp_missing
+from bench.transport.peers.dblp_peer import DblpStar, star_missing
 
 _NBYTES = 20_000_000
 _LOSS_PERCENT = (0.0, 0.1, 1.0, 5.0)
@@ -32,7 +32,7 @@ Cells = dict[tuple[bool, float, str], tuple[Side, Distribution | None]]
 def run(settings: Settings, result: CaseResult) -> None:
     """Runs every cell: offloads on and off, each loss rate, all sides interleaved."""
     cells: Cells = {}
-    missing = dblp_missing()
+    missing = star_missing()
     if missing:
         result.notes.append(missing)
     for offloads in settings.pick((True, False), (True,)):

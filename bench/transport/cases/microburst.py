@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from bench.harness import CaseResult, Chart, Distribution, Settings, ratio
 from bench.netlab import NetworkLab, lab_unavailable
 from bench.transport.cases import _network as network
-from bench.transport.peers.dblp_peer import DblpStar, StarRounds, dblp_missing
+from bench.transport.peers.dblp_peer import DblpStar, StarRounds, star_missing
 from bench.transport.peers.role import PeerTimeoutError
 
 _BURST_PPM = 700_000
@@ -51,7 +51,7 @@ _SMOKE_MODELS = (_Model("tiny", 50_000, "0.8%", "40.8%", 16, 1),)
 
 def run(settings: Settings, result: CaseResult) -> None:
     """Each model in a lab of its own; the summary takes the worst of them."""
-    reason = lab_unavailable() or dblp_missing()
+    reason = lab_unavailable() or star_missing()
     keys = ("burst_over_clean", "burst_baseline_over_dblp", "tail_ratio", "mean_ratio")
     result.summary.update(dict.fromkeys(keys))
     if reason is not None:

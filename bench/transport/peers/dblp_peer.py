@@ -18,13 +18,21 @@ _MODULE = "bench.transport.peers.dblp_role"
 _START_TIMEOUT_S = 60.0
 
 
-def dblp_missing() -> str | None:
-    """Why `dblp` cannot be measured here, as one sentence, or None when it can."""
+def star_missing() -> str | None:
+    """Why no parameter-server star can be measured here, as one sentence, or None."""
+    return _missing("ParameterServer", "Worker")
+
+
+def flow_missing() -> str | None:
+    """Why no flow between two peers can be measured here, as one sentence, or None."""
+    return _missing("Listener", "Peer")
+
+
+def _missing(*wanted: str) -> str | None:
     try:
         import dblp
     except ImportError as error:
         return f"dblp cannot be imported: {error}"
-    wanted = ("ParameterServer", "Worker", "Listener", "Peer")
     missing = [name for name in wanted if not hasattr(dblp, name)]
     return f"this dblp has no {', '.join(missing)}" if missing else None
 

@@ -1,0 +1,303 @@
+"""Point-to-point: DBLP_SEND and DBLP_RECV (Algorithms 1 and 2) for people who build their own topology."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import sys
+from concurrent.futures import Future
+from fractions import Fraction
+from typing import Any, cast
+
+from .. import wire
+from ..buffers import byte_view_of
+from ..config import TransportConfig
+from ..errors import DBLPError, LocalProtocolError, RemoteProtocolError, RoundTimeoutError
+from ..faults import Impairment
+from ..io.control import ControlConnection, parse_address
+from ..io.handshake import Acceptor, Connection, FrameQueue, Terms, connect
+from ..io.loop import LoopThread
+from ..stats import RoundReport
+from ..tolerance import EXACT, Tolerance
+from ..wire import Abort, Hello
+from .endpoint import CLOSE_TIMEOUT_S, Endpoint, EndpointGroup, close_thread, wait_for
+from .point_to_point_core import FinishedTransfer, PointToPointCore
+from .worker import CALL_MARGIN_S
+
+__all__ = ["Listener", "Peer"]
+
+POINT_TO_POINT_RANK = 0
+"""Both ends are alone; the handshake wants some rank."""
+
+log = logging.getLogger("dblp")
+
+
+class Peer:
+    """A connection over which buffers are sent and received with bounded loss.
+
+    ```python
+    with dblp.Peer.connect("10.0.0.1:5000") as peer:
+        peer.send(gradient)                      # the receiver says how much may be missing
+        report = peer.recv(mean, tolerance="0.8%")
+    ```
+
+    The n-th send of a stream on one side meets the n-th recv of that stream on the other.
+    """
+
+    def __init__(self, thread: LoopThread, group: EndpointGroup, endpoint: Endpoint, owns: bool) -> None:
+        """Use `Peer.connect` or `Listener.accept`."""
+        self._thread = thread
+        self._group = group
+        self._endpoint = endpoint
+        self._owns_thread = owns
+        self._closed = False
+
+    @classmethod
+    def connect(
+        cls,
+        address: str | tuple[str, int],
+        *,
+        config: TransportConfig | None = None,
+        impairment: Impairment | None = None,
+    ) -> Peer:
+        """Connects to a `Listener`; errors as for `Worker`."""
+        settings = config if config is not None else TransportConfig()
+        host, port = parse_address(address)
+        thread = LoopThread(settings.loop, "dblp-peer")
+
+        async def start() -> tuple[EndpointGroup, Endpoint]:
+            connection = await connect(
+                host,
+                port,
+                rank=POINT_TO_POINT_RANK,
+                world=1,
+                config=settings,
+                fingerprint="",
+                impairment=impairment,
+            )
+            group = EndpointGroup(thread, settings)
+            return group, make_endpoint(group, "the listener", connection, settings)
+
+        try:
+            group, endpoint = thread.call(start(), settings.connect_timeout_s + CALL_MARGIN_S)
+        except BaseException:
+            thread.close()
+            raise
+        return cls(thread, group, endpoint, owns=True)
+
+    @property
+    def _core(self) -> PointToPointCore:
+        return cast(PointToPointCore, self._endpoint.core)
+
+    def send(self, buffer: Any, *, stream: int = 0) -> RoundReport:
+        """DBLP_SEND: returns when the receiver has what it wants; the report says what it did without.
+
+        Args:
+            buffer: contiguous numpy array, CPU tensor or buffer of any dtype; left unchanged.
+            stream: 0 … 65535; streams are independent of each other.
+
+        Raises:
+            RemoteProtocolError: the receiver's buffer has another size or dtype.
+            PeerLostError, RoundTimeoutError: the peer is gone, or did not call recv in time.
+        """
+        return cast(
+            RoundReport, wait_for(self._thread, self.send_async(buffer, stream=stream), "send")
+        )
+
+    def send_async(self, buffer: Any, *, stream: int = 0) -> Future[RoundReport]:
+        """Like `send`, at once; `buffer` must not change until the future is done."""
+        view, dtype = byte_view_of(buffer, what="buffer", writable=False, numeric=False)
+        return self._endpoint.submit(
+            lambda now: self._core.send(view, dtype, stream=stream, now=now)
+        )
+
+    def recv(
+        self,
+        buffer: Any,
+        tolerance: Tolerance | Fraction | str | int = EXACT,
+        *,
+        stream: int = 0,
+    ) -> RoundReport:
+        """DBLP_RECV: fills `buffer`, with at most the share `tolerance` of its chunks missing and zero.
+
+        Args:
+            buffer: writable and contiguous, of the sender's size and dtype.
+            tolerance: share of the chunks that may be missing, such as "0.8%"; exact.
+            stream: 0 … 65535.
+
+        Raises:
+            LocalProtocolError: the sender's buffer has another size or dtype.
+            PeerLostError, RoundTimeoutError: the peer is gone, or did not call send in time.
+        """
+        return cast(
+            RoundReport,
+            wait_for(self._thread, self.recv_async(buffer, tolerance, stream=stream), "recv"),
+        )
+
+    def recv_async(
+        self,
+        buffer: Any,
+        tolerance: Tolerance | Fraction | str | int = EXACT,
+        *,
+        stream: int = 0,
+    ) -> Future[RoundReport]:
+        """Like `recv`, at once; `buffer` belongs to the transport until the future is done."""
+        view, dtype = byte_view_of(buffer, what="buffer", writable=True, numeric=False)
+        exact = Tolerance.of(tolerance)
+        return self._endpoint.submit(
+            lambda now: self._core.recv(view, exact, dtype, stream=stream, now=now)
+        )
+
+    def counters(self) -> dict[str, int]:
+        """The channel's counters since the start, by name (`dblp.fastpath.COUNTERS`)."""
+        return self._endpoint.link.channel.counters()
+
+    @property
+    def rtt_s(self) -> float | None:
+        """Smoothed round-trip time in seconds; None until it was measured."""
+        return self._endpoint.link.session.rtt_s
+
+    def close(self) -> None:
+        """Says goodbye; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._owns_thread:
+            close_thread(self._thread, self._group)
+            return
+        try:
+            self._thread.call(self._group.close_endpoint(self._endpoint), CLOSE_TIMEOUT_S)
+        except LocalProtocolError:
+            pass  # the listener was closed first, and with it all its peers
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed") and not sys.is_finalizing():
+            self.close()
+
+
+class Listener:
+    """Waits for peers.
+
+    ```python
+    with dblp.Listener("0.0.0.0:5000") as listener, listener.accept() as peer:
+        report = peer.recv(buffer, tolerance="0.8%")
+    ```
+    """
+
+    def __init__(
+        self,
+        address: str | tuple[str, int] = "127.0.0.1:0",
+        *,
+        config: TransportConfig | None = None,
+        impairment: Impairment | None = None,
+    ) -> None:
+        """Listens; raises ConfigError when the address cannot be used."""
+        self.config = config if config is not None else TransportConfig()
+        self._impairment = impairment
+        self._accepted: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._acceptor = Acceptor(*parse_address(address), self.config, impairment)
+        self.address = self._acceptor.address
+        """Where it listens, as "host:port"."""
+        self._thread = LoopThread(self.config.loop, "dblp-listener")
+        self._group: EndpointGroup = self._thread.call(self._start(), CALL_MARGIN_S)
+
+    async def _start(self) -> EndpointGroup:
+        loop = asyncio.get_running_loop()
+        group = self._group = EndpointGroup(self._thread, self.config)
+        self._acceptor.start(loop)
+        self._server = await loop.create_server(self._new_connection, sock=self._acceptor.tcp)
+        group.driver.extra_fds = [self._acceptor.tcp.fileno(), self._acceptor.udp.fileno()]
+        return group
+
+    def _new_connection(self) -> ControlConnection:
+        control = ControlConnection()
+        task = asyncio.get_running_loop().create_task(self._join(control))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return control
+
+    async def _join(self, control: ControlConnection) -> None:
+        frames = FrameQueue(control)
+        terms = Terms(
+            world=1, downlink="exact", rule="zero", tolerance="0", order=self.config.order,
+            timeout_s=self.config.timeout_s,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(self.config.connect_timeout_s):
+                hello = await frames.next(Hello)
+                assert isinstance(hello, Hello)
+                if hello.version != wire.PROTOCOL_VERSION:
+                    raise RemoteProtocolError(
+                        f"the peer speaks protocol version {hello.version}, this side {wire.PROTOCOL_VERSION}: "
+                        "install the same version of dblp on both"
+                    )
+                connection = await self._acceptor.welcome(control, hello, terms)
+            frames.release()
+        except (DBLPError, TimeoutError) as error:
+            log.info("a peer was refused: %s", error)
+            control.send(Abort(kind=type(error).__name__, reason=str(error)))
+            control.close()
+            return
+        self._accepted.put(make_endpoint(self._group, "the peer", connection, self.config))
+
+    def accept(self, timeout_s: float | None = None) -> Peer:
+        """The next peer; RoundTimeoutError when none comes within `timeout_s` (default: connect_timeout_s)."""
+        wait_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
+        try:
+            endpoint = self._accepted.get(timeout=wait_s)
+        except queue.Empty:
+            raise RoundTimeoutError(
+                f"no peer has connected to {self.address} within {wait_s:g} s: start it, or wait longer"
+            ) from None
+        return Peer(self._thread, self._group, endpoint, owns=False)
+
+    async def _stop_listening(self) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        self._acceptor.close()
+
+    def close(self) -> None:
+        """Stops listening and closes all accepted peers; idempotent."""
+        try:
+            self._thread.call(self._stop_listening(), CLOSE_TIMEOUT_S)
+        except LocalProtocolError:
+            return
+        close_thread(self._thread, self._group)
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_group") and not sys.is_finalizing():
+            self.close()
+
+
+def make_endpoint(
+    group: EndpointGroup, name: str, connection: Connection, config: TransportConfig
+) -> Endpoint:
+    """The point-to-point endpoint on a completed handshake."""
+    return Endpoint(
+        group,
+        name,
+        connection,
+        config,
+        lambda session: PointToPointCore(session=session, config=config, peer=name),
+        _report_of,
+    )
+
+
+def _report_of(finished: FinishedTransfer, elapsed_s: float) -> RoundReport:
+    assert finished.report is not None
+    return finished.report
