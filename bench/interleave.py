@@ -9,6 +9,18 @@ from dataclasses import dataclass, field
 from bench.transport.peers.role import PeerTimeoutError
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How long a side shall measure."""
+
+    rounds: int
+    """How many samples are wanted."""
+    budget_s: float
+    """How long the side may run in total."""
+    turn_s: float = 1.0
+    """About how long one turn shall last."""
+
+
 @dataclass
 class Side:
     """One side of a comparison, and what it has measured so far."""
@@ -17,13 +29,7 @@ class Side:
     measure: Callable[[int, float], Sequence[float]]
     """`measure(rounds, limit_s)` runs that many rounds and returns each one's seconds; it raises
     `PeerTimeoutError` when they do not end within `limit_s`."""
-    rounds: int
-    """How many samples are wanted."""
-    budget_s: float
-    """How long this side may run in total."""
-    block_s: float = 1.0
-    """About how long one turn shall last."""
-    block_rounds_max: int = 10_000
+    plan: Plan
     samples: list[float] = field(default_factory=list)
     spent_s: float = 0.0
     gave_up_s: float | None = None
@@ -33,21 +39,21 @@ class Side:
     def done(self) -> bool:
         return (
             self.gave_up_s is not None
-            or len(self.samples) >= self.rounds
-            or self.spent_s >= self.budget_s
+            or len(self.samples) >= self.plan.rounds
+            or self.spent_s >= self.plan.budget_s
         )
 
     def take_turn(self) -> None:
-        wanted = self.rounds - len(self.samples)
+        wanted = self.plan.rounds - len(self.samples)
         if not self.samples:
             count = 1
         else:
             recent = self.samples[-20:]
-            count = int(self.block_s / max(sum(recent) / len(recent), 1e-6))
-        count = max(1, min(count, wanted, self.block_rounds_max))
+            count = int(self.plan.turn_s / max(sum(recent) / len(recent), 1e-6))
+        count = max(1, min(count, wanted))
         started = time.monotonic()
         try:
-            self.samples += self.measure(count, max(self.budget_s - self.spent_s, 1.0))
+            self.samples += self.measure(count, max(self.plan.budget_s - self.spent_s, 1.0))
         except PeerTimeoutError as error:
             self.gave_up_s = error.waited_s
         self.spent_s += time.monotonic() - started

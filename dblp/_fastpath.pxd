@@ -48,7 +48,9 @@ cdef extern from "csrc/udp.h" nogil:
     ssize_t send(int fd, const void *data, size_t size, int flags)
     int64_t dblp_now_ns()
     void dblp_set_segment(msghdr *message, uint8_t *space, uint16_t segment)
-    void dblp_read_ancillary(msghdr *message, int *segment, uint32_t *drops)
+    int64_t dblp_wall_ns()
+    void dblp_read_ancillary(msghdr *message, int *segment, uint32_t *drops, int64_t *arrival)
+    int dblp_enable_timestamps(int fd)
     int dblp_enable_gro(int fd)
     int dblp_enable_drop_count(int fd)
     int dblp_gso_works(int fd)
@@ -168,8 +170,10 @@ cdef struct ChannelState:
     uint64_t acknowledged
     uint64_t limit
     uint64_t received_sequence
+    int64_t newest_arrival_ns   # when the datagram of received_sequence reached this host
     uint32_t window
     uint64_t cwnd
+    bint window_limited         # the congestion window has held chunks back
     double pacing_rate
     int64_t next_send_ns
     int64_t last_progress_ns

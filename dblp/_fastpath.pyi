@@ -147,8 +147,13 @@ class Channel:
         """All up to `sequence` has arrived or is lost (a PROBE said so): raises received_sequence."""
     def blocked(self) -> bool:
         """Something is pending but credit, cwnd, pacing or a full socket holds it back."""
+    def take_window_limited(self) -> bool:
+        """Whether the congestion window alone has held chunks back since the last call (in a transmit turn: more
+        chunks were sendable than cwnd - unacknowledged, which was at most what credit and pacing allowed)."""
     def take_rtt_ns(self) -> tuple[int, int, int]:
-        """(smallest, last, number of) round-trip samples since the last call; (0, 0, 0) when none."""
+        """(smallest, last, number of) round-trip samples since the last call; (0, 0, 0) when none.  `last` is what the
+        endpoints see; `smallest` leaves out the time that the peer's host held the datagram before its credit left
+        (field `stream` of the credit, units of 4,096 ns, at most 65,535): the delay of the path alone."""
 
     # control frames as datagrams (KIND_CONTROL)
     def send_control(self, payload: bytes, stream: int = 0, round: int = 0) -> bool:

@@ -1,8 +1,8 @@
 """The readable twin of the compiled fast path: numpy, struct, socket.  It is the specification.
 
 `_fastpath.pyi` is the contract of both; the parts lie in the `_fastpath_py_*` modules:
-bytes (checksum, datagrams, bitmaps), reducer (numbers), slots, state, inbound, outbound and channel (one peer),
-socket and pump.
+bytes (checksum, datagrams, bitmaps), reducer (numbers), slots, state, inbound, outbound and channel
+(one peer), socket and pump.
 """
 
 from ._fastpath_py_bytes import (

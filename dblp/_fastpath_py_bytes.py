@@ -30,7 +30,8 @@ def byte_view(buffer: Buffer, name: str, *, writable: bool = False) -> Bytes:
     try:
         view = memoryview(buffer)
     except TypeError as error:
-        raise ValueError(f"{name} is a {type(buffer).__name__}: pass a contiguous buffer") from error
+        kind = type(buffer).__name__
+        raise ValueError(f"{name} is a {kind}: pass a contiguous buffer") from error
     if writable and view.readonly:
         raise ValueError(f"{name} is read-only: pass a writable buffer")
     if not view.c_contiguous:
@@ -65,8 +66,8 @@ def _crc_table() -> list[int]:
 def _crc_position_table() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """What a byte contributes when so many bytes follow it, and the row offsets, far end first.
 
-    A CRC is linear: it is the XOR of the contributions of its bytes.  One table look-up per byte and one
-    XOR over all of them need no Python loop.
+    A CRC is linear: it is the XOR of the contributions of its bytes.  One table look-up per byte
+    and one XOR over all of them need no Python loop.
     """
     one_byte = np.array(_crc_table(), np.uint32)
     rows = np.empty((_CRC_BLOCK_BYTES, 256), np.uint32)
@@ -108,7 +109,14 @@ def crc32c_backend() -> str:
 
 
 def pack_header(
-    kind: int, flags: int, stream: int, sequence: int, round: int, chunk: int, tag: int, payload: Buffer
+    kind: int,
+    flags: int,
+    stream: int,
+    sequence: int,
+    round: int,
+    chunk: int,
+    tag: int,
+    payload: Buffer,
 ) -> bytes:
     """The 24 header bytes that go before `payload`; `sequence` is cut to 16 bits."""
     for name, value, bits in (
@@ -132,18 +140,28 @@ def pack_header(
 
 
 def pack_datagram(
-    kind: int, flags: int, stream: int, sequence: int, round: int, chunk: int, tag: int, payload: Buffer
+    kind: int,
+    flags: int,
+    stream: int,
+    sequence: int,
+    round: int,
+    chunk: int,
+    tag: int,
+    payload: Buffer,
 ) -> bytes:
     """One whole datagram with valid length and CRC (tests, injector, HELLO)."""
     return pack_header(kind, flags, stream, sequence, round, chunk, tag, payload) + bytes(payload)
 
 
 def parse_datagram(data: Buffer) -> tuple[int, int, int, int, int, int, int, bytes] | None:
-    """(kind, flags, stream, sequence & 0xffff, round, chunk, tag, payload), or None when version, length or CRC is wrong."""
+    """(kind, flags, stream, sequence & 0xffff, round, chunk, tag, payload), or None when version,
+    length or CRC is wrong."""
     datagram = bytes(data)
     if len(datagram) < HEADER_BYTES:
         return None
-    first_byte, flags, length, stream, sequence, round, chunk, tag, crc = HEADER.unpack_from(datagram)
+    first_byte, flags, length, stream, sequence, round, chunk, tag, crc = HEADER.unpack_from(
+        datagram
+    )
     if first_byte >> 4 != PROTOCOL_VERSION or length != len(datagram) - HEADER_BYTES:
         return None
     if crc != datagram_crc(datagram):
@@ -185,7 +203,9 @@ def bitmap_count(bitmap: Buffer, count: int) -> int:
     return int(np.count_nonzero(bitmap_bits(bitmap, count)))
 
 
-def bitmap_missing(bitmap: Buffer, count: int, first: int = 0) -> np.ndarray[Any, np.dtype[np.uint32]]:
+def bitmap_missing(
+    bitmap: Buffer, count: int, first: int = 0
+) -> np.ndarray[Any, np.dtype[np.uint32]]:
     """uint32 indices in first … count-1 whose bit is clear, ascending."""
     first = max(first, 0)
     clear = np.flatnonzero(bitmap_bits(bitmap, count)[first:] == 0)

@@ -16,17 +16,19 @@ _BATCHES_PER_TURN = 4
 
 
 class Channel(ReceivingChannel, SendingChannel):
-    """One direction-pair to one peer over one connected UDP socket: transmit queue, receive table, credit.
+    """One direction-pair to one peer over one connected UDP socket: transmit queue, receive table,
+    credit.
 
-    fd = -1: no socket; use collect()/ingest() (simulator, impaired path).  Sequences are 64 bit inside, 16 bit on the
-    wire; the first datagram sent has sequence 1.  Sequence numbers are used by DATA datagrams only (others carry the
-    newest DATA sequence).
+    fd = -1: no socket; use collect()/ingest() (simulator, impaired path).  Sequences are 64 bit
+    inside, 16 bit on the wire; the first datagram sent has sequence 1.  Sequence numbers are used
+    by DATA datagrams only (others carry the newest DATA sequence).
     """
 
     # --- control frames as datagrams ---
 
     def send_control(self, payload: Buffer, stream: int = 0, round: int = 0) -> bool:
-        """Sends at once (fd) or appends for collect().  False if the kernel refused.  ValueError if longer than chunk_bytes."""
+        """Sends at once (fd) or appends for collect().  False if the kernel refused.  ValueError if
+        longer than chunk_bytes."""
         if memoryview(payload).nbytes > self.chunk_bytes:
             raise ValueError(f"a control datagram holds at most {self.chunk_bytes} bytes")
         check_round(stream, round)
@@ -46,9 +48,9 @@ class Channel(ReceivingChannel, SendingChannel):
     # --- faults ---
 
     def set_loss(self, ppm: int, first_round: int, last_round: int, seed: int) -> None:
-        """Drops arriving datagrams (all kinds) with probability ppm/1e6 while the newest round this channel has opened for
-        receiving or transmitting lies in first_round … last_round; DATA by its own round.  0 switches it off.
-        Counted as injected_loss."""
+        """Drops arriving datagrams (all kinds) with probability ppm/1e6 while the newest round this
+        channel has opened for receiving or transmitting lies in first_round … last_round; DATA by
+        its own round.  0 switches it off.  Counted as injected_loss."""
         self._loss.set(ppm, first_round, last_round, seed)
 
     # --- bytes in, bytes out ---
@@ -62,8 +64,8 @@ class Channel(ReceivingChannel, SendingChannel):
             self.send_due_credit()
 
     def collect(self, max_datagrams: int, now_ns: int) -> list[bytes]:
-        """What pump() would send now: control, credits and credit requests, then at most `max_datagrams` of data
-        within credit, cwnd and pacing."""
+        """What pump() would send now: control, credits and credit requests, then at most
+        `max_datagrams` of data within credit, cwnd and pacing."""
         collected, self._control_out = self._control_out, []
         if self._credit_due:
             collected.append(self._take_credit())
@@ -78,7 +80,8 @@ class Channel(ReceivingChannel, SendingChannel):
         return collected
 
     def receive_raw(self, max_calls: int = 8) -> list[bytes]:
-        """Reads the socket to EAGAIN (bounded) and returns the datagrams without handling them (GRO split undone)."""
+        """Reads the socket to EAGAIN (bounded) and returns the datagrams without handling them (GRO
+        split undone)."""
         received: list[bytes] = []
         for _ in range(max_calls):
             datagrams = self._the_socket().receive()

@@ -18,7 +18,7 @@ from .wire import (
 )
 
 _MAX_INBOX_BYTES = 4 << 20
-"""Control frames kept for Python, with 4 bytes of bookkeeping each; more are dropped as malformed."""
+"""Control frames kept for Python, 4 bytes of bookkeeping each; more are dropped as malformed."""
 _RECORD_BYTES = 4
 
 
@@ -36,7 +36,10 @@ class ReceivingChannel(ChannelState):
         reducer: Reducer | None = None,
         source: int = 0,
     ) -> int:
-        """Arms (stream, round); returns a slot number.  The twin copies every chunk, so `aim` changes nothing."""
+        """Arms (stream, round): chunks go to their place in writable `buffer`, bits into `bitmap`
+        (≥ (count+7)//8 writable zeroed bytes).  Returns a slot number; ValueError when (stream,
+        round) is open already, sizes do not fit or no slot is free.  The twin copies every chunk,
+        so `aim` changes nothing."""
         check_round(stream, round)
         place = byte_view(buffer, "buffer", writable=True)
         bits = byte_view(bitmap, "bitmap", writable=True)
@@ -59,7 +62,8 @@ class ReceivingChannel(ChannelState):
         self._receiving[slot]
 
     def set_notify(self, slot: int, accepted: int) -> None:
-        """pump() returns EVENT when the slot's accepted count reaches this (fires once; at once if already there)."""
+        """pump() returns EVENT when the slot's accepted count reaches this (fires once; at once if
+        already there)."""
         receiving = self._receiving[slot]
         receiving.notify = accepted
         self._event |= receiving.take_notify()
@@ -77,7 +81,7 @@ class ReceivingChannel(ChannelState):
         self._receiving.close(slot)
 
     def deliver(self, slot: int, index: int, payload: Buffer) -> bool:
-        """A chunk that came on the reliable channel; False if it was there already or does not fit."""
+        """A chunk that came on the reliable channel; False if it was there or does not fit."""
         receiving = self._receiving[slot]
         outcome = receiving.place(index, memoryview(payload).cast("B"))
         if outcome is Outcome.ACCEPTED:
@@ -94,7 +98,9 @@ class ReceivingChannel(ChannelState):
         count["bytes_received"] += len(datagram)
         # Too short for a header: zeros are read in its place, which makes it malformed below.
         header = datagram if len(datagram) >= HEADER_BYTES else bytes(HEADER_BYTES)
-        first_byte, flags, length, stream, sequence, round, chunk, tag, crc = HEADER.unpack_from(header)
+        first_byte, flags, length, stream, sequence, round, chunk, tag, crc = HEADER.unpack_from(
+            header
+        )
         kind = first_byte & 0x0F
         has_own_round = kind == KIND_DATA and len(datagram) >= HEADER_BYTES
         if self._loss.drops(round if has_own_round else self._newest_round):
@@ -112,7 +118,7 @@ class ReceivingChannel(ChannelState):
             self._event = True
         elif kind == KIND_CREDIT and length == 0:
             self._handle_credit(flags, round, chunk, now_ns)
-        elif kind != KIND_HELLO:  # A repeated HELLO has done its work when the socket was connected.
+        elif kind != KIND_HELLO:  # A repeated HELLO is harmless: the socket is connected.
             count["malformed"] += 1
 
     def _keep_control(self, payload: bytes) -> bool:
@@ -123,7 +129,9 @@ class ReceivingChannel(ChannelState):
         self._control_in.append(payload)
         return True
 
-    def _handle_data(self, stream: int, sequence: int, round: int, chunk: int, payload: memoryview) -> None:
+    def _handle_data(
+        self, stream: int, sequence: int, round: int, chunk: int, payload: memoryview
+    ) -> None:
         self.received_sequence = extend_serially(self.received_sequence, sequence, 16)
         self._drained_since_credit += 1
         if self._drained_since_credit >= max(1, self.window // 8):

@@ -1,4 +1,4 @@
-"""The sending half of the readable channel: passes of chunks within credit, congestion window and pacing."""
+"""The sending half of the readable channel: passes of chunks within credit, cwnd and pacing."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ class SendingChannel(ChannelState):
         return number
 
     def queue(self, slot: int, indices: Sequence[int] | np.ndarray[Any, Any]) -> None:
-        """Appends a pass: uint32 chunk indices in send order.  ValueError if any index is out of range."""
+        """Appends a pass: uint32 chunk indices in send order.  ValueError if out of range."""
         self._sending[slot].queue(indices)
         self._has_new_work = True
 
     def follow(self, slot: int, reducer: Reducer) -> None:
-        """Sends the reducer's chunks as they become ready, once each (in place of queue() for the first pass)."""
+        """Sends the reducer's chunks as they become ready, once each (in place of queue() for the
+        first pass)."""
         self._sending[slot].follow(reducer)
         self._has_new_work = True
 
     def pending(self, slot: int) -> int:
-        """Indices queued (or ready to follow, or not yet ready to follow) and not yet handed to the kernel."""
+        """Indices queued (or ready to follow, or not yet ready to follow) and not yet handed to the
+        kernel."""
         return self._sending[slot].pending
 
     def sent(self, slot: int) -> int:
@@ -55,17 +57,26 @@ class SendingChannel(ChannelState):
     # --- flow control ---
 
     def blocked(self) -> bool:
-        """Something is pending but credit, cwnd, pacing or a full socket holds it back (as of the last progress)."""
+        """Something is pending but credit, cwnd, pacing or a full socket holds it back (as of the
+        last progress)."""
         if self._sending.sendable() is None:
             return False
         return self._socket_full or self._allowance(self._progress_ns) == 0
 
+    def take_window_limited(self) -> bool:
+        """Whether the congestion window alone has held chunks back since the last call (in a
+        transmit turn: more chunks were sendable than cwnd - unacknowledged, which was at most what
+        credit and pacing allowed)."""
+        taken, self._window_limited = self._window_limited, False
+        return taken
+
     def take_rtt_ns(self) -> tuple[int, int, int]:
-        """(smallest, last, number of) round-trip samples since the last call; (0, 0, 0) when none."""
+        """(smallest, last, number of) round-trip samples since the last call; zeros when none."""
         return self._round_trips.take()
 
     def next_deadline_ns(self, now_ns: int) -> int:
-        """When this channel next wants a turn though nothing arrives (pacing, credit request); -1: never."""
+        """When this channel next wants a turn though nothing arrives (pacing, credit request);
+        -1: never."""
         if self._sending.sendable() is None:
             return -1
         if self._credit_left() <= 0:
@@ -89,7 +100,9 @@ class SendingChannel(ChannelState):
 
     def _transmit(self, most: int, now_ns: int, send: Callable[[list[Datagram]], int]) -> int:
         """One turn: peek, pack and send batch by batch, and account for exactly what left."""
-        allowed = min(most, self._allowance(now_ns))
+        allowed = self._allowance(now_ns)
+        self._note_window_limit(allowed)
+        allowed = min(most, allowed)
         sent = nbytes = 0
         while sent < allowed and (slot := self._sending.sendable()) is not None:
             datagrams = self._pack_batch(slot, allowed - sent)
@@ -109,8 +122,15 @@ class SendingChannel(ChannelState):
             self._pacer.charge(now_ns, self._pacing_rate, nbytes)
         return sent
 
+    def _note_window_limit(self, allowed: int) -> None:
+        """Remembers that the congestion window, and nothing else, held chunks back."""
+        room = max(0, self._cwnd - (self.sent_sequence - self.acknowledged))
+        wanted = sum(slot.ready for slot in self._sending)
+        if room == allowed < min(wanted, self.limit - self.sent_sequence):
+            self._window_limited = True
+
     def _pack_batch(self, slot: TransmitSlot, most: int) -> list[Datagram]:
-        """The slot's next chunks as one batch: one size, but a shorter chunk may end it (UDP_SEGMENT)."""
+        """The slot's next chunks, all of one size; a shorter one ends the batch (UDP_SEGMENT)."""
         datagram_bytes = HEADER_BYTES + self.chunk_bytes
         batch = max(1, min(MAX_SEGMENTS, MAX_BATCH_BYTES // datagram_bytes))
         datagrams: list[Datagram] = []
@@ -140,7 +160,7 @@ class SendingChannel(ChannelState):
         return now_ns - self._progressed_ns(now_ns) >= self._request_interval_ns
 
     def _progressed_ns(self, now_ns: int) -> int:
-        """Time of the last progress.  On a socket new work counts: before it nothing was blocked."""
+        """Time of the last progress.  On a socket new work counts: nothing was blocked before."""
         if self._has_new_work and self._socket is not None:
             self._progress_ns = max(self._progress_ns, now_ns)
         self._has_new_work = False
@@ -153,7 +173,9 @@ class SendingChannel(ChannelState):
         newest = self.sent_sequence & LOW_32
         return self._pack(KIND_CREDIT, FLAG_CREDIT_REQUEST, 0, newest, 0, b"")
 
-    def _pack(self, kind: int, flags: int, stream: int, round: int, chunk: int, payload: Buffer) -> bytes:
+    def _pack(
+        self, kind: int, flags: int, stream: int, round: int, chunk: int, payload: Buffer
+    ) -> bytes:
         return pack_datagram(
             kind, flags, stream, self.sent_sequence, round, chunk, self._send_tag, payload
         )

@@ -20,9 +20,10 @@ RECEIVE_CALLS_PER_TURN = 16
 def pump(
     channels: Sequence[Channel], wake_fds: Sequence[int], *, budget_ns: int, linger_ns: int
 ) -> int:
-    """Receives and sends on all channels until there is an EVENT, nothing happens for linger_ns, budget_ns is over, or a
-    wake fd is readable.  Sends credits (every window/8 datagrams drained, when a socket runs empty after at least
-    one DATA, and on request).  Returns flags (EVENT | QUIET | BUDGET | WAKE)."""
+    """Receives and sends on all channels until there is an EVENT, nothing happens for linger_ns,
+    budget_ns is over, or a wake fd is readable.  Sends credits (every window/8 datagrams drained,
+    when a socket runs empty after at least one DATA, and on request).  Returns flags (EVENT | QUIET
+    | BUDGET | WAKE)."""
     if any(channel.fd < 0 for channel in channels):
         raise ValueError("a channel without a socket cannot be pumped: use ingest() and collect()")
     started_ns = last_news_ns = now_ns = time.monotonic_ns()
@@ -67,6 +68,6 @@ def _wait(channels: Sequence[Channel], wake_fds: Sequence[int], timeout_ns: int)
         poll.register(channel.fd, select.POLLIN | writable)
     for fd in wake_fds:
         poll.register(fd, select.POLLIN)
-    # poll() counts in milliseconds: shorter waits are rounded down, so that no deadline is overslept.
+    # poll() counts in milliseconds; rounded down, so that no deadline is overslept.
     ready = {fd for fd, _ in poll.poll(timeout_ns // 1_000_000)}
     return any(fd in ready for fd in wake_fds)

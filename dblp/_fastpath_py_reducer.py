@@ -93,9 +93,10 @@ class Reducer:
         dtype: str,
         contributors: bool = False,
     ) -> None:
-        """`out` and each of `sources` (rank order) are writable/readable contiguous buffers of equal size in bytes,
-        pinned while the Reducer lives.  dtype as in squared_norm.  contributors=False: divide by len(sources);
-        True: divide each chunk by the number of sources that delivered it."""
+        """`out` and each of `sources` (rank order) are writable/readable contiguous buffers of
+        equal size in bytes, pinned while the Reducer lives.  dtype as in squared_norm.
+        contributors=False: divide by len(sources); True: divide each chunk by the number of sources
+        that delivered it."""
         self._out = _elements(out, dtype, "out", writable=True)
         self._sources = [_elements(each, dtype, f"source {i}") for i, each in enumerate(sources)]
         if not 1 <= len(self._sources) <= 255:
@@ -127,12 +128,12 @@ class Reducer:
         return len(self._sources)
 
     def ready_indices(self) -> Array:
-        """uint32 indices of the reduced chunks in the order in which they became ready, then zeros up to `count`."""
+        """uint32 indices of the reduced chunks in order of becoming ready; zeros to `count`."""
         return self._order
 
     def arrive(self, source: int, indices: Sequence[int] | Array) -> None:
-        """Source has these chunks (uint32 array).  Chunks now delivered by all sources are reduced and become ready.
-        Called from Channel ingest; at most once per (source, chunk)."""
+        """Source has these chunks (uint32 array).  Chunks now delivered by all sources are reduced
+        and become ready.  Called from Channel ingest; at most once per (source, chunk)."""
         if not 0 <= source < len(self._sources):
             raise ValueError(f"source {source} is not one of {len(self._sources)} sources")
         chunks = np.asarray(indices, np.int64)
@@ -144,14 +145,15 @@ class Reducer:
             self.arrive_one(index)
 
     def arrive_one(self, index: int) -> None:
-        """One more source has chunk `index` (in range; a chunk that is ready already changes nothing)."""
+        """One more source has chunk `index` (in range); nothing changes once it is ready."""
         self._delivered[index] += 1
         if self._delivered[index] == len(self._sources) and not self._is_ready[index]:
             self._reduce(index, range(len(self._sources)))
 
     def finish(self, bitmaps: Sequence[Buffer]) -> None:
-        """All sources have stopped; bitmaps say what each delivered (missing = contributes nothing).
-        Reduces every chunk that is not ready yet (no contributor: zero) and makes it ready, ascending."""
+        """All sources have stopped; bitmaps say what each delivered (missing = contributes
+        nothing).  Reduces every chunk that is not ready yet (no contributor: zero) and makes it
+        ready, ascending."""
         if len(bitmaps) != len(self._sources):
             raise ValueError(f"{len(bitmaps)} bitmaps for {len(self._sources)} sources")
         bits = [bitmap_bits(bitmap, self.count) for bitmap in bitmaps]

@@ -1,4 +1,4 @@
-"""Parts of the readable channel: rounds being received, rounds being sent, pacing, RTT, injected loss."""
+"""Parts of the readable channel: rounds received, rounds sent, pacing, RTT, injected loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MASK_64 = (1 << 64) - 1
 
 
 def extend_serially(current: int, low: int, bits: int) -> int:
-    """`low` (the low `bits` of a counter) extended against `current`; `current` when it is not newer."""
+    """`low` (a counter's low `bits`) extended against `current`; `current` when it is not newer."""
     ahead = (low - current) % (1 << bits)
     return current + ahead if ahead < 1 << (bits - 1) else current
 
@@ -123,7 +123,7 @@ class ReceiveTable:
 
 
 class TransmitSlot:
-    """One round that is being sent: passes of chunk indices, peeked at first and committed when sent."""
+    """One round that is being sent: chunk indices, peeked at first and committed when sent."""
 
     def __init__(self, stream: int, round: int, buffer: Bytes, chunk_bytes: int) -> None:
         self.stream = stream
@@ -170,7 +170,7 @@ class TransmitSlot:
         return following + list(islice(self._queue, most - len(following)))
 
     def commit(self, sent: int) -> bool:
-        """The first `sent` of the chunks peeked at are with the kernel; True if the slot ran dry."""
+        """The first `sent` chunks peeked at are with the kernel; True if the slot ran dry."""
         self.sent += sent
         if self._reducer is not None:
             following = min(sent, self._reducer.ready - self._followed)
@@ -214,7 +214,7 @@ class TransmitTable:
         del self._slots[slot]
 
     def sendable(self) -> TransmitSlot | None:
-        """The first slot that has a chunk ready; one whose reducer is still waiting is passed over."""
+        """The first slot that has a chunk ready; one whose reducer waits is passed over."""
         return next((slot for slot in self if slot.ready), None)
 
 
@@ -260,7 +260,7 @@ class RoundTrips:
         return sent_ns
 
     def covered(self, acknowledged: int, now_ns: int) -> None:
-        """A credit datagram covers everything up to `acknowledged`: one sample, of the newest turn."""
+        """A credit datagram covers all up to `acknowledged`: one sample, of the newest turn."""
         sent_ns = self.forget(acknowledged)
         if sent_ns is not None:
             sample = now_ns - sent_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import struct
@@ -45,15 +46,14 @@ class DatagramSocket:
         self._scratch = bytearray(_RECEIVE_BYTES)
 
     def _enable(self, level: int, option: int) -> None:
-        try:
+        # An older kernel works without: one datagram per call, no drop count.
+        with contextlib.suppress(OSError):
             self._socket.setsockopt(level, option, 1)
-        except OSError:
-            pass  # An older kernel: works without, one datagram per call or no drop count.
 
     # --- out ---
 
     def send(self, datagrams: Sequence[Datagram]) -> int:
-        """Sends from the front; how many the kernel took.  Fewer than all: try the rest when it is writable.
+        """Sends from the front; how many the kernel took.  The rest: try again when writable.
 
         All are of one size but the last, which may be shorter: that is what UDP_SEGMENT can cut.
         """

@@ -89,6 +89,7 @@ class ChannelState:
         self._progress_ns = 0
         self._socket_full = False
         self._has_new_work = False
+        self._window_limited = False
 
     @property
     def window(self) -> int:
@@ -142,7 +143,7 @@ class ChannelState:
         self._round_trips.forget(self.acknowledged)  # It has no time of its own: no sample.
 
     def sync_received(self, sequence: int) -> None:
-        """All up to `sequence` has arrived or is lost (a PROBE said so): raises received_sequence."""
+        """All up to `sequence` has arrived or is lost (a PROBE said so)."""
         self.received_sequence = max(self.received_sequence, sequence)
 
     def _the_socket(self) -> DatagramSocket:

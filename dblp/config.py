@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .congestion import AdaptiveWindow, Congestion
 from .errors import ConfigError
 
 __all__ = ["CONTROLS", "FLOAT_DTYPES", "LOOPS", "ORDERS", "STOPS", "TransportConfig"]
@@ -63,6 +64,10 @@ class TransportConfig:
     """How control signals travel: datagram (UDP first, TCP as the reliable fallback) or tcp (TCP
     only, as in the paper)."""
 
+    congestion: Congestion = AdaptiveWindow()
+    """How fast to send: `AdaptiveWindow()` keeps the path's queue short, `FixedRate(bits_per_s)` and
+    `Unpaced()` do what they say.  Each side decides for what it sends."""
+
     seed: int = 0
     """Seed of the send orders and of the jitter; the same on all ranks or not, as you like."""
 
@@ -72,6 +77,11 @@ class TransportConfig:
     probe_quiet_s: float | None = None
     """After a probe, how long no new chunk must arrive before the bitmap goes out, in seconds; None
     is a quarter of the round-trip time (protocol hazard 2)."""
+
+    gil_switch_interval_s: float = 0.0005
+    """While a call of this process is under way, threads hand over the GIL after this many seconds
+    (`sys.setswitchinterval`, process-wide; CPython's own value is 0.005); 0 leaves it alone.  A trainer
+    thread that runs pure Python would hold up the transport otherwise."""
 
     heartbeat_s: float = 1.0
     """Interval of heartbeats while nothing else travels, in seconds."""
@@ -86,6 +96,7 @@ class TransportConfig:
         self._check_choice("control", CONTROLS)
         for name in ("timeout_s", "connect_timeout_s", "heartbeat_s"):
             self._check_seconds(name, zero=False)
+        self._check_seconds("gil_switch_interval_s", zero=True)
         if self.probe_quiet_s is not None:
             self._check_seconds("probe_quiet_s", zero=True)
         if not isinstance(self.offload, bool):

@@ -56,9 +56,13 @@ def round_is_newer(a: int, b: int) -> bool:
     return 0 < (a - b) % ROUND_MODULUS < ROUND_MODULUS // 2
 
 
+CHUNK_BYTES_MAX = 65_448
+"""Longest payload that the fast path takes: the largest packet of either IP version has room."""
+
+
 def chunk_bytes_for_mtu(mtu: int, ip_version: int = 4) -> int:
-    """Payload bytes per datagram for a path MTU in bytes, a multiple of 8 so that no element is torn."""
-    return (mtu - IP_UDP_OVERHEAD[ip_version] - HEADER_BYTES) & ~7
+    """Payload bytes per datagram for a path MTU, a multiple of 8 so that no element is torn."""
+    return min(mtu - IP_UDP_OVERHEAD[ip_version] - HEADER_BYTES, CHUNK_BYTES_MAX) & ~7
 
 
 # --- control frames ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ..config import TransportConfig
 from ..errors import DBLPError, LocalProtocolError, RoundAbortedError
 from ..io.driver import Driver, PeerLink, make_link
+from ..io.gil import hold_short_interval, release_short_interval
 from ..io.handshake import Connection
 from ..io.loop import LoopThread
 from ..proto import Session
@@ -53,6 +54,7 @@ class Endpoint:
         """`convert` makes what a call returns from (finished work of the core, seconds since the call)."""
         self._group = group
         self._convert = convert
+        self._interval_s = config.gil_switch_interval_s
         self._futures: dict[int, tuple[Future[Any], float]] = {}
         self.link: PeerLink = make_link(name, connection, config, self._on_events)
         self.core = make_core(self.link.session)
@@ -79,6 +81,7 @@ class Endpoint:
             log.exception("internal error in a command")
             return
         self._futures[id(work)] = (future, called)
+        hold_short_interval(self._interval_s)
         self._group.driver.kick()
 
     def _on_events(self, now: float) -> None:
@@ -96,6 +99,7 @@ class Endpoint:
             self.link.control.send(frame)
         for finished in core.take_finished():
             future, called = self._futures.pop(id(finished.work))
+            release_short_interval(self._interval_s)
             if finished.error is not None:
                 future.set_exception(finished.error)
             else:

@@ -155,7 +155,8 @@ class ServerCore:
                 self.fail(
                     RoundTimeoutError(
                         f"{round_.where} is not complete after {self._config.timeout_s:g} s: "
-                        f"{round_.waiting_for()}; look at that rank, or raise timeout_s"
+                        f"{round_.waiting_for()}; look at that rank, or raise timeout_s",
+                        round_.progress_report(now=now),
                     )
                 )
                 return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .. import fastpath
 from ..phase import Decision, Regime
 from ..proto import Receiver, Sender, Session
+from ..stats import RoundReport
 from ..tolerance import Tolerance
 from ..wire import Open, next_round
 from .round_layout import RoundLayout
@@ -45,8 +46,8 @@ class ServerRound:
     """One round of one stream on the server: N uplinks, one reduction, N downlinks.
 
     Commands: `arm`, `disarm`, `start_downlinks`, `reduce`, `give_back_result`.  Getters:
-    `may_pipeline`, `where`, `waiting_for`.  Everything else is state that `ServerCore` keeps here;
-    lists are indexed by rank.
+    `may_pipeline`, `where`, `waiting_for`, `progress_report`.  Everything else is state that
+    `ServerCore` keeps here; lists are indexed by rank.
     """
 
     __slots__ = (
@@ -211,6 +212,13 @@ class ServerRound:
             if not sender.is_over
         ]
         return ", ".join(parts) or "waiting for the server"
+
+    def progress_report(self, *, now: float) -> RoundReport | None:
+        """How far the first uplink is that has not ended; None when there is none."""
+        for receiver in self.receivers:
+            if not receiver.is_over:
+                return receiver.progress_report(now=now)
+        return None
 
     def _give_back_sources(self, pool: BufferPool) -> None:
         for buffer in self.sources:

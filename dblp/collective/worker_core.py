@@ -28,7 +28,7 @@ from ..proto import (
 )
 from ..stats import RoundReport
 from ..tolerance import EXACT, Tolerance
-from ..wire import Open, next_round
+from ..wire import Frame, Open, next_round
 from .round_layout import ITEM_BYTES, MAX_ROUND_BYTES, STREAMS_MAX, RoundLayout
 
 __all__ = ["FinishedRound", "OpenRound", "WorkerCore"]
@@ -232,12 +232,13 @@ class WorkerCore:
         for state in list(self._streams.values()):
             round_ = state.active
             if round_ is not None and now >= round_.deadline:
+                assert round_.receiver is not None
                 self.fail(
                     RoundTimeoutError(
                         f"stream {round_.stream} round {round_.round_id} is not complete after "
                         f"{self._config.timeout_s:g} s: {_progress(round_)}; look at the server "
                         f"and the other ranks, or raise timeout_s",
-                        round_.uplink,
+                        round_.receiver.progress_report(now=now),
                     )
                 )
                 return
@@ -250,7 +251,7 @@ class WorkerCore:
         return taken
 
     def take_broadcast(self) -> list[Frame]:
-        """Frames for the reliable channel besides those of the session: none, the server tells the others."""
+        """Frames besides the session's, for the reliable channel: none, the server tells all."""
         return []
 
     def take_notices(self) -> list[str]:

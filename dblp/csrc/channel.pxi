@@ -25,6 +25,7 @@ cdef class Channel(_ChannelFlow):
             s.gso = gso and dblp_gso_works(fd)
             s.gro = gro and dblp_enable_gro(fd)
             dblp_enable_drop_count(fd)
+            dblp_enable_timestamps(fd)
 
     def __dealloc__(self):
         cdef int i

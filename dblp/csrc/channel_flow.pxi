@@ -78,7 +78,7 @@ cdef class _ChannelFlow:
         return self.state.received_sequence
 
     def grant(self, sequence_seen, limit):
-        grant_credit(&self.state, sequence_seen, limit, self.state.last_progress_ns)
+        grant_credit(&self.state, sequence_seen, limit, -1, 0)
 
     def sync_received(self, sequence):
         self.state.received_sequence = max(self.state.received_sequence, <uint64_t> sequence)
@@ -96,6 +96,11 @@ cdef class _ChannelFlow:
         result = (s.rtt_min_ns, s.rtt_last_ns, s.rtt_count)
         s.rtt_count = 0
         return result
+
+    def take_window_limited(self):
+        limited = bool(self.state.window_limited)
+        self.state.window_limited = False
+        return limited
 
     def send_control(self, bytes payload not None, int stream=0, round=0):
         cdef ChannelState *s = &self.state
@@ -145,13 +150,15 @@ cdef class _ChannelFlow:
         if s.credit_due:
             s.credit_due = False
             s.drained_since_credit = 0
-            credit_datagram(s, False, header)
+            credit_datagram(s, False, header, now_ns)
             out.append(PyBytes_FromStringAndSize(<char *> header, HEADER))
         if wants_request(s, now_ns):
             s.last_progress_ns = now_ns
-            credit_datagram(s, True, header)
+            credit_datagram(s, True, header, now_ns)
             out.append(PyBytes_FromStringAndSize(<char *> header, HEADER))
-        allowed = min(allowance(s, now_ns), max_datagrams)
+        allowed = allowance(s, now_ns)
+        note_window_limit(s, allowed)
+        allowed = min(allowed, max_datagrams)
         for i in range(s.transmit_count):
             slot = &s.transmit[s.transmit_open[i]]
             while allowed > 0 and sendable(slot) > 0:
@@ -173,7 +180,7 @@ cdef class _ChannelFlow:
         cdef list out = []
         cdef int call, m, got, segment
         cdef uint32_t drops
-        cdef int64_t size, at
+        cdef int64_t size, at, arrival
         cdef uint8_t *data
         if s.fd < 0:
             raise ValueError("this channel has no socket")
@@ -190,7 +197,7 @@ cdef class _ChannelFlow:
                 break
             for m in range(got):
                 drops = s.drops_seen
-                dblp_read_ancillary(&r.messages[m].msg_hdr, &segment, &drops)
+                dblp_read_ancillary(&r.messages[m].msg_hdr, &segment, &drops, &arrival)
                 s.counters[C_KERNEL_DROPS] += <uint32_t> (drops - s.drops_seen)
                 s.drops_seen = drops
                 size = r.messages[m].msg_len

@@ -4,6 +4,8 @@
 cdef enum:
     MAX_CHANNELS = 256
     MAX_WAKE = 64
+    CREDIT_BATCH = 32          # datagrams that are worth a credit at once
+    CREDIT_DELAY_NS = 30_000   # longest that a smaller number waits for its credit
     CLOCK_TURNS = 8            # turns between two looks at the wake descriptors while busy
 
 
@@ -16,6 +18,17 @@ cdef int pump_turn(ChannelState **channels, int count, int64_t now) noexcept nog
     for i in range(count):
         progress += transmit_turn(channels[i], now)
     return progress
+
+
+cdef bint few_owed(ChannelState **channels, int count) noexcept nogil:
+    """Some channel owes a credit, and none of them for as much as a GSO batch."""
+    cdef int i
+    cdef bint owed = False
+    for i in range(count):
+        if channels[i].credit_due or channels[i].drained_since_credit >= CREDIT_BATCH:
+            return False
+        owed = owed or channels[i].drained_since_credit > 0
+    return owed
 
 
 cdef bint any_event(ChannelState **channels, int count) noexcept nogil:
@@ -74,6 +87,10 @@ cdef int pump_until(ChannelState **channels, int count, pollfd *fds, int wakes, 
             continue
         if any_event(channels, count):
             return 1
+        # Sockets are empty.  A few datagrams wait a moment for company before their credit goes out.
+        if few_owed(channels, count) and wait_for_any(channels, count, fds, wakes, CREDIT_DELAY_NS) & 7:
+            now = dblp_now_ns()
+            continue
         for i in range(count):
             credit_turn(channels[i], True)
             request_turn(channels[i], now)

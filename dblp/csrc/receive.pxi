@@ -2,6 +2,7 @@
 
 
 cdef enum:
+    HOST_DELAY_UNIT_NS = 4096  # of the 16-bit host delay in a credit: up to 268 ms
     MAX_INBOX = 4 << 20        # bytes of control datagrams kept for Python; more are dropped as malformed
 
 
@@ -85,11 +86,14 @@ cdef void handle_credit(ChannelState *s, const uint8_t *header, int64_t now) noe
         s.credit_due = True
         return
     s.counters[C_CREDITS_RECEIVED] += 1
-    grant_credit(s, extend32(s.acknowledged, get32(header + 8)), extend32(s.limit, get32(header + 12)), now)
+    grant_credit(s, extend32(s.acknowledged, get32(header + 8)), extend32(s.limit, get32(header + 12)), now,
+                 <int64_t> get16(header + 4) * HOST_DELAY_UNIT_NS)
 
 
-cdef void grant_credit(ChannelState *s, uint64_t seen, uint64_t limit, int64_t now) noexcept nogil:
-    """Never lowers; every entry of the send-time ring that `seen` covers gives up its place, the newest a sample."""
+cdef void grant_credit(ChannelState *s, uint64_t seen, uint64_t limit, int64_t now, int64_t host_delay) noexcept nogil:
+    """Never lowers; every entry of the send-time ring that `seen` covers gives up its place, the newest a sample.
+    `host_delay`: how long the peer's host had the datagram before the credit left; no part of the path's delay.
+    `now` below 0: the credit came on the reliable channel and says nothing about time."""
     cdef int64_t sample = -1
     cdef TimeMark *mark
     if seen > s.sent_sequence:
@@ -104,9 +108,12 @@ cdef void grant_credit(ChannelState *s, uint64_t seen, uint64_t limit, int64_t n
             s.times_head += 1
     if limit > s.limit:
         s.limit = limit
+    if now < 0:
+        return
     s.last_progress_ns = now
     if sample >= 0:
         s.rtt_last_ns = sample
+        sample = max(sample - host_delay, 0)
         if s.rtt_count == 0 or sample < s.rtt_min_ns:
             s.rtt_min_ns = sample
         s.rtt_count += 1
@@ -149,6 +156,7 @@ cdef int inspect(
     sequence = extend16(s.received_sequence, get16(header + 6))
     if sequence > s.received_sequence:
         s.received_sequence = sequence
+        s.newest_arrival_ns = now
     s.drained_since_credit += 1
     index = find_receive(s, get16(header + 4), get32(header + 8))
     if index < 0:

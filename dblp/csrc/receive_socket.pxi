@@ -145,7 +145,7 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
     """One recvmmsg and all that follows from it; returns the number of messages (0: the socket is empty)."""
     cdef ReceiveRing *r = &s.rx
     cdef int m, n, got, used, segment, datagrams = 0
-    cdef int64_t size, done
+    cdef int64_t size, done, arrival, wall
     cdef uint32_t drops
     cdef bint scattered = False
     cdef bint big = r.merged >= 16 * 3
@@ -163,11 +163,14 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
     s.counters[C_RECEIVE_CALLS] += 1
     if got <= 0:
         return 0
+    now = dblp_now_ns()
+    wall = dblp_wall_ns()
     # A first wrong guess gathers all that is left of the batch before anything is moved.
     for m in range(got):
         size = r.messages[m].msg_len
         drops = s.drops_seen
-        dblp_read_ancillary(&r.messages[m].msg_hdr, &segment, &drops)
+        dblp_read_ancillary(&r.messages[m].msg_hdr, &segment, &drops, &arrival)
+        arrival = now - max(wall - arrival, 0) if arrival else now
         if drops != s.drops_seen:
             s.counters[C_KERNEL_DROPS] += <uint32_t> (drops - s.drops_seen)
             s.drops_seen = drops
@@ -175,7 +178,7 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
             s.counters[C_TRUNCATED] += 1
             continue
         if size == 0:
-            take_datagram(s, r.scratch, r.scratch, 0, now)
+            take_datagram(s, r.scratch, r.scratch, 0, arrival)
             continue
         if segment <= 0 or segment > size:
             segment = <int> size
@@ -186,14 +189,14 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
         done = 0
         if r.messages[m].msg_hdr.msg_iovlen > 1:
             if not scattered:
-                done = take_aimed(s, m, size, segment, now)
+                done = take_aimed(s, m, size, segment, arrival)
                 scattered = done < size
                 if scattered:
                     gather_rest(s, m, got)
             if done < size:
-                take_segments(s, r.scratch + <int64_t> m * MAX_DATAGRAM + done, size - done, segment, now)
+                take_segments(s, r.scratch + <int64_t> m * MAX_DATAGRAM + done, size - done, segment, arrival)
         else:
-            take_segments(s, r.scratch + <int64_t> m * MAX_DATAGRAM, size, segment, now)
+            take_segments(s, r.scratch + <int64_t> m * MAX_DATAGRAM, size, segment, arrival)
     r.merged += (16 * datagrams // got - r.merged) // 4
     if r.aimed_slot >= 0:
         r.miss = r.miss + 1 if scattered else 0

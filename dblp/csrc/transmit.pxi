@@ -88,6 +88,18 @@ cdef int64_t allowance(ChannelState *s, int64_t now) noexcept nogil:
     return max(allowed, 0)
 
 
+cdef void note_window_limit(ChannelState *s, int64_t allowed) noexcept nogil:
+    """Remembers that the congestion window, and nothing else, held chunks back."""
+    cdef int64_t wanted = 0, room = <int64_t> s.cwnd - <int64_t> (s.sent_sequence - s.acknowledged)
+    cdef int i
+    if max(room, 0) != allowed:
+        return
+    for i in range(s.transmit_count):
+        wanted += sendable(&s.transmit[s.transmit_open[i]])
+    if wanted > allowed and s.limit > s.sent_sequence + allowed:
+        s.window_limited = True
+
+
 cdef inline bint anything_sendable(ChannelState *s) noexcept nogil:
     cdef int i
     for i in range(s.transmit_count):
@@ -156,9 +168,11 @@ cdef int transmit_turn(ChannelState *s, int64_t now) noexcept nogil:
     if s.send_full or not anything_sendable(s):
         return 0
     allowed = allowance(s, now)
+    note_window_limit(s, allowed)
     if allowed <= 0:
         return 0
     messages = build_messages(s, allowed)
+    now = dblp_now_ns()        # filling takes longer than a datagram takes to the other host
     taken = sendmmsg(s.fd, t.messages, messages, MSG_DONTWAIT)
     s.counters[C_SEND_CALLS] += 1
     if taken < 0:
@@ -202,9 +216,10 @@ cdef void send_failed(ChannelState *s) noexcept nogil:
         s.send_full = True
 
 
-cdef void credit_datagram(ChannelState *s, bint request, uint8_t *header) noexcept nogil:
+cdef void credit_datagram(ChannelState *s, bint request, uint8_t *header, int64_t now) noexcept nogil:
     cdef uint64_t seen = s.sent_sequence if request else s.received_sequence
-    write_header(header, KIND_CREDIT, FLAG_REQUEST if request else 0, 0, 0, s.sent_sequence,
+    cdef int64_t held = 0 if request else max(now - s.newest_arrival_ns, 0) // HOST_DELAY_UNIT_NS
+    write_header(header, KIND_CREDIT, FLAG_REQUEST if request else 0, 0, <uint32_t> min(held, 65535), s.sent_sequence,
                  <uint32_t> seen, 0 if request else <uint32_t> (seen + s.window),
                  s.send_tag, header)
     s.counters[C_REQUESTS_SENT if request else C_CREDITS_SENT] += 1
@@ -217,7 +232,7 @@ cdef void credit_turn(ChannelState *s, bint empty) noexcept nogil:
         return
     s.credit_due = False
     s.drained_since_credit = 0
-    credit_datagram(s, False, header)
+    credit_datagram(s, False, header, dblp_now_ns())
     send(s.fd, header, HEADER, MSG_DONTWAIT)
 
 
@@ -235,7 +250,7 @@ cdef void request_turn(ChannelState *s, int64_t now) noexcept nogil:
     if not wants_request(s, now):
         return
     s.last_progress_ns = now
-    credit_datagram(s, True, header)
+    credit_datagram(s, True, header, now)
     send(s.fd, header, HEADER, MSG_DONTWAIT)
 
 

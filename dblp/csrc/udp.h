@@ -28,7 +28,11 @@
 #define SO_RXQ_OVFL 40
 #endif
 
-enum { DBLP_CMSG_SPACE = 96 };
+#ifndef SO_TIMESTAMPNS
+#define SO_TIMESTAMPNS 35
+#endif
+
+enum { DBLP_CMSG_SPACE = 128 };
 
 static inline int64_t dblp_now_ns(void)
 {
@@ -54,15 +58,30 @@ static inline void dblp_set_segment(struct msghdr *message, uint8_t *space, uint
     memcpy(CMSG_DATA(c), &segment, sizeof segment);
 }
 
-/* Reads the GRO segment size (0: none) and the socket's drop counter (left alone when absent). */
-static inline void dblp_read_ancillary(struct msghdr *message, int *segment, uint32_t *drops)
+/* The wall clock, which the kernel stamps arrivals with. */
+static inline int64_t dblp_wall_ns(void)
 {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Reads the GRO segment size (0: none), the socket's drop counter (left alone when absent) and the arrival
+ * time by the wall clock (0: none). */
+static inline void dblp_read_ancillary(struct msghdr *message, int *segment, uint32_t *drops, int64_t *arrival)
+{
+    struct timespec t;
     *segment = 0;
+    *arrival = 0;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
         if (c->cmsg_level == SOL_UDP && c->cmsg_type == UDP_GRO)
             memcpy(segment, CMSG_DATA(c), sizeof(int));
         else if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SO_RXQ_OVFL)
             memcpy(drops, CMSG_DATA(c), sizeof(uint32_t));
+        else if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SO_TIMESTAMPNS) {
+            memcpy(&t, CMSG_DATA(c), sizeof t);
+            *arrival = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+        }
     }
 }
 
@@ -76,6 +95,12 @@ static inline int dblp_enable_drop_count(int fd)
 {
     int one = 1;
     return setsockopt(fd, SOL_SOCKET, SO_RXQ_OVFL, &one, sizeof one) == 0;
+}
+
+static inline int dblp_enable_timestamps(int fd)
+{
+    int one = 1;
+    return setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof one) == 0;
 }
 
 static inline int dblp_gso_works(int fd)

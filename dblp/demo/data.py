@@ -1,7 +1,8 @@
 """The two data sets: scikit-learn's handwritten digits, and CIFAR-10 from a directory.
 
-Both come as float32 images, normalised to zero mean and unit variance, with a fixed split that
-depends on no seed: every run, side and worker sees the same training and test images.
+Both come as bytes with a fixed split that depends on no seed: every run, side and worker sees the
+same training and test images.  A batch becomes float32 with zero mean and unit variance when it is
+used, which keeps a worker's memory at a quarter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CIFAR_TEST_FILE = "test_batch"
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Images as float32 (images, channels, height, width), labels as int64 (images,)."""
+    """Images as uint8 (images, channels, height, width), labels as int64 (images,)."""
 
     name: str
     train_images: torch.Tensor
@@ -34,6 +35,47 @@ class Dataset:
     test_labels: torch.Tensor
     augment: bool
     """Whether training draws random crops and flips (not for digits: a mirrored 2 is no 2)."""
+    mean: torch.Tensor
+    """Of the training images by channel, float32 (channels, 1, 1)."""
+    deviation: torch.Tensor
+    """Standard deviation of the training images by channel, float32 (channels, 1, 1)."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        train: tuple[np.ndarray, np.ndarray],
+        test: tuple[np.ndarray, np.ndarray],
+        *,
+        augment: bool,
+    ) -> Dataset:
+        """From (images, labels) of both parts."""
+        # Sums over integers are exact; a float64 copy of all images would not fit everywhere.
+        pixels = train[0].shape[0] * train[0].shape[2] * train[0].shape[3]
+        levels = np.arange(256)
+        counts = [
+            np.bincount(train[0][:, c].ravel(), minlength=256) for c in range(train[0].shape[1])
+        ]
+        mean = np.array([(count * levels).sum() / pixels for count in counts])
+        square = np.array([(count * levels**2).sum() / pixels for count in counts])
+        deviation = np.sqrt(square - mean**2)
+        train_images, train_labels, test_images, test_labels = map(
+            torch.from_numpy, (*train, *test)
+        )
+        return cls(
+            name=name,
+            train_images=train_images,
+            train_labels=train_labels,
+            test_images=test_images,
+            test_labels=test_labels,
+            augment=augment,
+            mean=torch.tensor(mean, dtype=torch.float32)[:, None, None],
+            deviation=torch.tensor(deviation, dtype=torch.float32)[:, None, None],
+        )
+
+    def normalised(self, images: torch.Tensor) -> torch.Tensor:
+        """`images` as the network wants them: float32 of the same shape."""
+        return (images.float() - self.mean) / self.deviation
 
 
 def load(data: str | None) -> Dataset:
@@ -52,19 +94,11 @@ def digits() -> Dataset:
         ) from error
     bunch = load_digits()
     order = np.random.default_rng(0).permutation(len(bunch.target))
-    images = bunch.images[order].astype(np.float32)[:, None]
+    images = bunch.images[order].astype(np.uint8)[:, None]  # 0 … 16
     labels = bunch.target[order].astype(np.int64)
     split = len(labels) - DIGITS_TEST_IMAGES
-    mean, deviation = images[:split].mean(), images[:split].std()
-    images = (images - mean) / deviation
-    return Dataset(
-        name="digits",
-        train_images=torch.from_numpy(images[:split]),
-        train_labels=torch.from_numpy(labels[:split]),
-        test_images=torch.from_numpy(images[split:]),
-        test_labels=torch.from_numpy(labels[split:]),
-        augment=False,
-    )
+    train, test = (images[:split], labels[:split]), (images[split:], labels[split:])
+    return Dataset.of("digits", train, test, augment=False)
 
 
 def cifar10(directory: Path) -> Dataset:
@@ -85,26 +119,19 @@ def cifar10(directory: Path) -> Dataset:
             " of CIFAR-10) there"
         )
     parts = [_cifar_batch(root / name) for name in CIFAR_TRAINING_FILES]
-    train = np.concatenate([images for images, _ in parts])
-    mean = train.mean(axis=(0, 2, 3), keepdims=True, dtype=np.float64).astype(np.float32)
-    deviation = train.std(axis=(0, 2, 3), keepdims=True, dtype=np.float64).astype(np.float32)
-    test, test_labels = _cifar_batch(root / CIFAR_TEST_FILE)
-    return Dataset(
-        name="cifar10",
-        train_images=torch.from_numpy((train - mean) / deviation),
-        train_labels=torch.from_numpy(np.concatenate([labels for _, labels in parts])),
-        test_images=torch.from_numpy((test - mean) / deviation),
-        test_labels=torch.from_numpy(test_labels),
-        augment=True,
+    train = (
+        np.concatenate([images for images, _ in parts]),
+        np.concatenate([labels for _, labels in parts]),
     )
+    return Dataset.of("cifar10", train, _cifar_batch(root / CIFAR_TEST_FILE), augment=True)
 
 
 def _cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """One file: float32 images (n, 3, 32, 32) in 0 … 255 and int64 labels (n,)."""
+    """One file: uint8 images (n, 3, 32, 32) and int64 labels (n,)."""
     try:
         with path.open("rb") as file:
             batch = _ArrayUnpickler(file).load()
-        images = np.asarray(batch[b"data"], dtype=np.float32)
+        images = np.asarray(batch[b"data"], dtype=np.uint8)
         labels = np.asarray(batch[b"labels"], dtype=np.int64)
         if images.shape != (len(labels), 3 * 32 * 32) or len(labels) == 0:
             raise ValueError("the shape is wrong")

@@ -19,6 +19,9 @@ import dblp
 from ..errors import DBLPError
 from .assignment import Assignment
 
+LOOK_S = 0.5
+"""How often the server looks whether its lifeline is closed, in seconds."""
+
 
 class Events:
     """Writes events, one JSON object per line, from any thread."""
@@ -35,20 +38,29 @@ class Events:
 
 
 def serve(assignment: Assignment, emit: Events, lifeline: threading.Event) -> None:
-    """Runs the parameter server until the lifeline closes."""
+    """Runs the parameter server until all workers have left and the lifeline is closed."""
     settings = assignment.settings
-    with dblp.ParameterServer.serve_in_thread(
+    downlink_datagrams = 0
+
+    def count(report: dblp.RoundReport) -> None:
+        nonlocal downlink_datagrams
+        if report.direction == "downlink":
+            downlink_datagrams += report.datagrams
+
+    with dblp.ParameterServer(
         assignment.address,
         workers=settings.workers,
         policy=assignment.policy,
         downlink=settings.downlink,
         config=assignment.config,
         impairment=assignment.impairment,
+        on_report=count,
     ) as server:
         emit({"event": "listening", "address": server.address})
+        while not server.wait(LOOK_S) and not lifeline.is_set():
+            pass  # wait() raises what ended the job
         lifeline.wait()
-        sent = [report for report in server.reports if report.direction == "downlink"]
-        emit({"event": "served", "datagrams": sum(report.datagrams for report in sent)})
+    emit({"event": "served", "datagrams": downlink_datagrams})
 
 
 def work(assignment: Assignment, emit: Events) -> None:

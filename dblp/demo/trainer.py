@@ -68,7 +68,9 @@ def train(
         shuffled = torch.randperm(len(labels), generator=order)
         for first in range(0, steps_per_epoch * recipe.batch, recipe.batch):
             shard = shuffled[first + rank : first + recipe.batch : world]
-            inputs = random_crops(images[shard], crops) if dataset.augment else images[shard]
+            inputs = dataset.normalised(images[shard])
+            if dataset.augment:
+                inputs = random_crops(inputs, crops)
 
             gradient.zero_()
             loss = functional.cross_entropy(
@@ -146,7 +148,7 @@ def evaluate(model: nn.Module, dataset: Dataset, *, rank: int, world: int) -> tu
     images, labels = dataset.test_images[rank::world], dataset.test_labels[rank::world]
     for first in range(0, len(labels), 500):
         part = slice(first, first + 500)
-        correct += int((model(images[part]).argmax(1) == labels[part]).sum())
+        correct += int((model(dataset.normalised(images[part])).argmax(1) == labels[part]).sum())
     return correct, len(labels)
 
 
@@ -160,7 +162,8 @@ def round_event(
         "epoch": epoch,
         "loss": loss,
         "squared_norm": squared_norm,
-        "critical": report.regime == "critical",
+        # The uplink was held to what the round before decided; the first to the policy's start.
+        "critical": (report.uplink.regime or report.regime) == "critical",
         "tolerance": str(report.tolerance),
         "elapsed_s": report.elapsed_s,
         "uplink": report.uplink.to_dict(),

@@ -219,7 +219,7 @@ class Driver:
             if all(link.failed for link in self._links):
                 return self._sleep()
             flags = self._pump()
-            if flags & (fastpath.WAKE | fastpath.BUDGET):
+            if flags & fastpath.WAKE:
                 break
             if flags & fastpath.QUIET:
                 self._settle()
@@ -274,8 +274,12 @@ class Driver:
             if self._impaired_turn(by_hand):
                 linger = 0.0
             wake += [link.sock.fileno() for link in by_hand]
+        budget = min((link.session.update_interval_s for link in self._links), default=BUDGET_S)
         flags = fastpath.pump(
-            channels, wake, budget_ns=int(BUDGET_S * 1e9), linger_ns=max(0, int(linger * 1e9))
+            channels,
+            wake,
+            budget_ns=int(min(budget, BUDGET_S) * 1e9),
+            linger_ns=max(0, int(linger * 1e9)),
         )
         if flags == fastpath.QUIET and linger < LINGER_S:
             flags = 0  # a timer is due, not silence

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 from ..config import TransportConfig
+from ..congestion import RELAXED_INTERVAL_S, Feedback
 from ..errors import DBLPError, LocalProtocolError, RemoteProtocolError, RoundAbortedError
 from ..fastpath import Channel, Reducer
 from ..tolerance import Tolerance
-from ..wire import Frame, Open
+from ..wire import HEADER_BYTES, Frame, Open
 from .bitmap import Indices
 from .events import Event, Path, ReceiveFinished
 from .finished import RoundKey
@@ -56,6 +57,9 @@ class Session:
         self.error: DBLPError | None = None
         """Why the session is over; None while it is not."""
         self._config = config
+        self._congestion = config.congestion.new_control(channel.chunk_bytes + HEADER_BYTES)
+        channel.cwnd = self._congestion.window
+        channel.pacing_rate = self._congestion.pacing_bytes_per_s
         self._link = Link(channel, config, rng)
         self._rounds = OpenRounds()
         self._inbound = Inbound(self._link, self._rounds)
@@ -253,9 +257,7 @@ class Session:
         """The channel moved: look at what arrived and what was sent.  Cheap: O(open rounds)."""
         if self.error is not None:
             return
-        _, last_ns, samples = self.channel.take_rtt_ns()
-        if samples:
-            self._link.rtt.update(last_ns)
+        self._steer(now)
         for receiver in tuple(self._rounds.receivers.values()):
             receiver.on_progress(now=now)
             if receiver.is_over:
@@ -333,6 +335,13 @@ class Session:
         return any(s.state is not SenderState.IDLE for s in self._rounds.senders.values())
 
     @property
+    def update_interval_s(self) -> float:
+        """How soon `on_progress` should be called again while something is being sent, in seconds."""
+        if not self._rounds.senders:
+            return RELAXED_INTERVAL_S
+        return self._congestion.update_interval_s
+
+    @property
     def rtt_s(self) -> float | None:
         """Smoothed round-trip time in seconds; None until it was measured."""
         return self._link.rtt.smoothed_s
@@ -380,6 +389,28 @@ class Session:
         stream, round_id = key
         seed = self._config.seed + stream * _STREAM_SEED
         return send_order(kind, layout, round_id=round_id, seed=seed, buffer=view, dtype=dtype)
+
+    def _steer(self, now: float) -> None:
+        """Round-trip samples go to the timers and to congestion control; its window, to the channel."""
+        channel, control = self.channel, self._congestion
+        path_ns, last_ns, samples = channel.take_rtt_ns()
+        if samples:
+            self._link.rtt.update(last_ns)
+        limited = channel.take_window_limited()
+        if not samples and not limited:
+            return
+        control.on_feedback(
+            Feedback(
+                now=now,
+                path_delay_s=path_ns * 1e-9,
+                samples=samples,
+                sent=channel.sent_sequence,
+                acknowledged=channel.acknowledged,
+                window_limited=limited,
+            )
+        )
+        channel.cwnd = control.window
+        channel.pacing_rate = control.pacing_bytes_per_s
 
     def _watch_stall(self, now: float) -> None:
         """Arms the stall timer while the channel is blocked and nothing moves."""

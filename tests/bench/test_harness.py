@@ -10,7 +10,7 @@ import pytest
 
 from bench.goals import GOALS
 from bench.harness import CaseResult, Chart, Distribution, Settings, holds, ratio, write_result
-from bench.interleave import Side, interleave
+from bench.interleave import Plan, Side, interleave
 from bench.kernel import parse_udp_counters
 from bench.transport.peers.role import PeerTimeoutError
 
@@ -79,7 +79,7 @@ def test_sides_take_turns_until_each_has_its_samples() -> None:
             log.append(name)
             return [0.5] * count
 
-        return Side(name, measure, rounds=4, budget_s=100.0, block_s=1.0)
+        return Side(name, measure, Plan(rounds=4, budget_s=100.0))
 
     sides = [side("a"), side("b")]
     interleave(sides)
@@ -91,8 +91,8 @@ def test_a_side_that_hangs_stops_taking_turns_and_the_others_go_on() -> None:
     def hangs(count: int, limit_s: float) -> list[float]:
         raise PeerTimeoutError("no answer", limit_s)
 
-    stuck = Side("stuck", hangs, rounds=3, budget_s=2.0)
-    fine = Side("fine", lambda count, limit_s: [0.1] * count, rounds=3, budget_s=2.0)
+    stuck = Side("stuck", hangs, Plan(rounds=3, budget_s=2.0))
+    fine = Side("fine", lambda count, limit_s: [0.1] * count, Plan(rounds=3, budget_s=2.0))
     interleave([stuck, fine])
     assert stuck.gave_up_s is not None
     assert not stuck.samples

@@ -50,7 +50,13 @@ class Datagrams:
         self.sequence = 0
 
     def data(
-        self, payload: bytes, *, chunk: int, round: int = 7, stream: int = 0, sequence: int | None = None
+        self,
+        payload: bytes,
+        *,
+        chunk: int,
+        round: int = 7,
+        stream: int = 0,
+        sequence: int | None = None,
     ) -> bytes:
         self.sequence = self.sequence + 1 if sequence is None else sequence
         return self._pack(
@@ -58,7 +64,9 @@ class Datagrams:
         )
 
     def credit(self, seen: int, limit: int) -> bytes:
-        return self._pack(wire.KIND_CREDIT, 0, 0, 0, seen & 0xFFFFFFFF, limit & 0xFFFFFFFF, self._tag, b"")
+        return self._pack(
+            wire.KIND_CREDIT, 0, 0, 0, seen & 0xFFFFFFFF, limit & 0xFFFFFFFF, self._tag, b""
+        )
 
     def request(self, sent: int) -> bytes:
         return self._pack(

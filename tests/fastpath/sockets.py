@@ -1,4 +1,4 @@
-"""Connected UDP socket pairs on loopback, with a channel on each, and raw batches with and without GSO."""
+"""Connected UDP socket pairs on loopback, a channel on each, and raw batches with GSO."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Sockets = tuple[socket.socket, socket.socket]
 def udp_pair(family: int = socket.AF_INET, receive_buffer: int | None = None) -> Iterator[Sockets]:
     """Two UDP sockets connected to each other."""
     host = "127.0.0.1" if family == socket.AF_INET else "::1"
-    with socket.socket(family, socket.SOCK_DGRAM) as a, socket.socket(family, socket.SOCK_DGRAM) as b:
+    with (
+        socket.socket(family, socket.SOCK_DGRAM) as a,
+        socket.socket(family, socket.SOCK_DGRAM) as b,
+    ):
         for each in (a, b):
             each.setblocking(False)
             if receive_buffer is not None:
@@ -48,7 +51,7 @@ def channels_on(
 
 
 def send_batch(peer: socket.socket, datagrams: list[bytes]) -> None:
-    """One GSO message: all of one size but the last, which may be shorter.  It arrives as one (GRO)."""
+    """One GSO message of one size, the last may be shorter.  It arrives as one (GRO)."""
     segment = struct.pack("=H", len(datagrams[0]))
     peer.sendmsg(datagrams, [(SOL_UDP, UDP_SEGMENT, segment)] if len(datagrams) > 1 else [])
 

@@ -93,7 +93,7 @@ def test_orders(fastpath: ModuleType, order: list[int]) -> None:
 @pytest.mark.parametrize("aim", [True, False])
 @pytest.mark.parametrize("seed", range(12))
 def test_anything_inside_a_batch(fastpath: ModuleType, seed: int, aim: bool) -> None:
-    """Local disorder, gaps, duplicates, corruption, replays, foreign datagrams, control and credit."""
+    """Disorder, gaps, duplicates, corruption, replays, foreign datagrams, control and credit."""
     with udp_pair() as sockets:
         transfer = Transfer(fastpath, sockets, seed, aim)
         rng, datagrams = transfer.rng, transfer.datagrams
@@ -139,7 +139,9 @@ def test_batches_of_small_datagrams(fastpath: ModuleType, segment: int) -> None:
         transfer = Transfer(fastpath, sockets, 3)
         transfer.send([transfer.chunk(index) for index in range(30)])
         frames = [bytes([number]) * (segment - 24) for number in range(280 // segment)]
-        make = transfer.datagrams.control if segment > 24 else lambda _: transfer.datagrams.request(0)
+        make = (
+            transfer.datagrams.control if segment > 24 else lambda _: transfer.datagrams.request(0)
+        )
         long = bytes(CHUNK_BYTES)
         for _ in range(3):
             # Full-size control frames first: their headers must not be read again.

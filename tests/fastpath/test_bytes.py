@@ -106,7 +106,9 @@ def test_header_layout_is_that_of_wire(fastpath: ModuleType) -> None:
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 1448, 8948, 65483])
 def test_pack_and_parse(fastpath: ModuleType, length: int) -> None:
     payload = random.Random(length).randbytes(length)
-    datagram = fastpath.pack_datagram(15, 255, 65535, 65537, 2**32 - 1, 2**32 - 1, 2**32 - 1, payload)
+    datagram = fastpath.pack_datagram(
+        15, 255, 65535, 65537, 2**32 - 1, 2**32 - 1, 2**32 - 1, payload
+    )
     assert len(datagram) == 24 + length
     parsed = (15, 255, 65535, 1, 2**32 - 1, 2**32 - 1, 2**32 - 1, payload)
     assert fastpath.parse_datagram(datagram) == parsed
@@ -117,7 +119,8 @@ def test_pack_and_parse(fastpath: ModuleType, length: int) -> None:
 def test_pack_refuses_what_does_not_fit(fastpath: ModuleType) -> None:
     fields = {"kind": 0, "flags": 0, "stream": 0, "sequence": 0, "round": 0, "chunk": 0, "tag": 0}
     for name, value in [
-        ("kind", 16), ("flags", 256), ("stream", 65536), ("round", 1 << 32), ("chunk", 1 << 32), ("tag", 1 << 32),
+        ("kind", 16), ("flags", 256), ("stream", 65536), ("round", 1 << 32), ("chunk", 1 << 32),
+        ("tag", 1 << 32),
         ("kind", -1), ("flags", -1), ("stream", -1), ("round", -1), ("chunk", -1), ("tag", -1),
     ]:  # fmt: skip
         with pytest.raises(ValueError):

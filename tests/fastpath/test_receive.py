@@ -274,7 +274,9 @@ def test_notify_fires_at_once_if_already_there(fastpath: ModuleType) -> None:
 @both
 def test_control_frames_are_kept_in_order(fastpath: ModuleType) -> None:
     channel, slot, _, _, datagrams = opened(fastpath)
-    channel.ingest([datagrams.control(b"one"), datagrams.control(b""), datagrams.control(b"two")], 0)
+    channel.ingest(
+        [datagrams.control(b"one"), datagrams.control(b""), datagrams.control(b"two")], 0
+    )
     assert channel.reached()
     assert channel.take_control() == [b"one", b"", b"two"]
     assert channel.take_control() == []
@@ -387,7 +389,12 @@ def test_injected_loss_acts_on_its_rounds_only(fastpath: ModuleType) -> None:
     assert not loses(b"short")
     channel.open_transmit(3, 9, bytes(64))
     assert not loses(datagrams.data(PAYLOAD, chunk=1, round=7))
-    for datagram in (datagrams.control(b"x"), datagrams.credit(1, 2), datagrams.of_kind(9), b"short"):
+    for datagram in (
+        datagrams.control(b"x"),
+        datagrams.credit(1, 2),
+        datagrams.of_kind(9),
+        b"short",
+    ):
         assert loses(datagram)
     channel.open_receive(0, 10, bytearray(64), bytearray(1))
     assert not loses(datagrams.control(b"x"))

@@ -203,6 +203,20 @@ def test_overflow_rounds_to_infinity(fastpath: ModuleType) -> None:
 
 
 @both
+def test_a_late_chunk_after_finish_changes_nothing(fastpath: ModuleType) -> None:
+    """A datagram may still arrive for a slot that is not closed yet."""
+    source, out = np.zeros(2, np.float32), np.zeros(2, np.float32)
+    reducer = fastpath.Reducer(out, [source], 8, "float32")
+    channel = fastpath.Channel(-1, send_tag=1, recv_tag=2, chunk_bytes=8)
+    slot = channel.open_receive(0, 0, source, bytearray(1), reducer=reducer)
+    reducer.finish([b"\0"])
+    assert channel.deliver(slot, 0, np.ones(2, np.float32))
+    reducer.finish([b"\1"])
+    assert reducer.ready == reducer.count == 1
+    assert (out == 0).all()
+
+
+@both
 @every_dtype
 def test_empty_buffers(fastpath: ModuleType, dtype: str) -> None:
     reducer = fastpath.Reducer(bytearray(), [b"", b""], 64, dtype)

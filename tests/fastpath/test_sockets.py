@@ -86,7 +86,9 @@ def test_both_directions_at_once(fastpath: ModuleType) -> None:
             channel.grant(0, 32)
             channel.window = 32
         deadline = time.monotonic() + 20
-        while any(channel.accepted(slot) < count for channel, slot in zip(ends, slots, strict=True)):
+        while any(
+            channel.accepted(slot) < count for channel, slot in zip(ends, slots, strict=True)
+        ):
             for channel in ends:
                 channel.take_events()
             fastpath.pump(ends, [], budget_ns=20 * MS, linger_ns=2 * MS)

@@ -171,8 +171,8 @@ def test_chunk_bytes_are_checked(fastpath: ModuleType, chunk_bytes: int) -> None
 def test_limits_are_checked(fastpath: ModuleType) -> None:
     channel, _ = pair(fastpath)
     for name, value in [
-        ("window", 0), ("window", 1 << 15), ("cwnd", 0), ("pacing_rate", -1.0), ("pacing_rate", float("nan")),
-        ("request_interval_ns", 0),
+        ("window", 0), ("window", 1 << 15), ("cwnd", 0), ("pacing_rate", -1.0),
+        ("pacing_rate", float("nan")), ("request_interval_ns", 0),
     ]:  # fmt: skip
         with pytest.raises(ValueError):
             setattr(channel, name, value)
@@ -213,7 +213,7 @@ def test_follow_sends_chunks_as_they_become_ready(fastpath: ModuleType) -> None:
 
 @both
 def test_a_slot_whose_reducer_waits_is_passed_over(fastpath: ModuleType) -> None:
-    channel, slot, _ = sender(fastpath, 1)
+    channel, _, _ = sender(fastpath, 1)
     out = bytearray(64)
     reducer = fastpath.Reducer(out, [bytes(64)], CHUNK_BYTES, "float32")
     waiting = channel.open_transmit(1, 7, out)
@@ -284,7 +284,7 @@ def test_credit_datagrams_raise_and_never_lower(fastpath: ModuleType) -> None:
 
 @both
 def test_credit_is_extended_beyond_32_bits(fastpath: ModuleType) -> None:
-    channel, slot, _ = sender(fastpath, limit=2**32 - 2)
+    channel, _, _ = sender(fastpath, limit=2**32 - 2)
     peer = Datagrams(fastpath, TAG_A)
     channel.ingest([peer.credit(0, 2**32 + 5)], 0)
     assert channel.limit == 2**32 + 5
@@ -297,7 +297,7 @@ def test_credit_is_extended_beyond_32_bits(fastpath: ModuleType) -> None:
 def test_credit_is_sent_after_an_eighth_of_the_window(
     fastpath: ModuleType, window: int, threshold: int
 ) -> None:
-    """Without a socket a turn ends with the call, so one credit answers any batch with data in it."""
+    """Without a socket a turn ends with the call: one credit answers any batch with data."""
     a, b = pair(fastpath)
     b.window = window
     slot = a.open_transmit(0, 7, bytes(64 * 64))
@@ -446,6 +446,31 @@ def test_cwnd_bounds_what_is_unacknowledged(fastpath: ModuleType) -> None:
 
 
 @both
+def test_window_limited_means_that_cwnd_alone_held_chunks_back(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath, limit=8)
+    assert not channel.take_window_limited()
+    channel.cwnd = 4
+    channel.queue(slot, np.arange(4, dtype=np.uint32))
+    channel.collect(100, 0)
+    assert not channel.take_window_limited()
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.collect(100, 0)
+    assert channel.take_window_limited()
+    assert not channel.take_window_limited()
+    channel.grant(4, 8)
+    channel.collect(100, 0)
+    # Four more used the credit up: now that is what holds the rest back.
+    assert not channel.take_window_limited()
+    channel.grant(8, 1000)
+    channel.pacing_rate = 1.0
+    channel.collect(100, 0)
+    assert channel.take_window_limited()
+    channel.grant(12, 1000)
+    channel.collect(100, 0)
+    assert not channel.take_window_limited()
+
+
+@both
 def test_pacing_lets_bursts_of_64_kib_go(fastpath: ModuleType) -> None:
     burst = 65536 // DATAGRAM_BYTES
     channel, slot, _ = sender(fastpath, 3 * burst, limit=10**6)
@@ -559,7 +584,7 @@ def test_sequences_wrap_on_the_wire(fastpath: ModuleType) -> None:
 @both
 @pytest.mark.parametrize("seed", range(5))
 def test_a_bad_network_delivers_the_right_bytes(fastpath: ModuleType, seed: int) -> None:
-    """Loss, reorder, duplicates, corruption, truncation and replays both ways; passes until complete."""
+    """Loss, reorder, duplicates, corruption, truncation and replays both ways, until complete."""
     rng = random.Random(seed)
     a, b = pair(fastpath)
     b.window = 50

@@ -52,7 +52,11 @@ def test_pack_datagram(fields: tuple[Any, ...]) -> None:
 
 
 @given(
-    st.binary(max_size=100), st.integers(0, 200), st.integers(0, 7), st.integers(0, 200), st.binary()
+    st.binary(max_size=100),
+    st.integers(0, 200),
+    st.integers(0, 7),
+    st.integers(0, 200),
+    st.binary(),
 )
 def test_parse_datagram(payload: bytes, byte: int, bit: int, length: int, other: bytes) -> None:
     datagram = bytearray(PYTHON.pack_datagram(1, 2, 3, 4, 5, 6, 7, payload))
@@ -86,7 +90,10 @@ def test_bitmaps(content: bytes, count: int, index: int) -> None:
 
 
 @given(
-    st.integers(0, 3000), st.binary(max_size=60), st.integers(-1, 200), st.sampled_from([0, 8, 16, 64])
+    st.integers(0, 3000),
+    st.binary(max_size=60),
+    st.integers(-1, 200),
+    st.sampled_from([0, 8, 16, 64]),
 )
 def test_zero_missing(nbytes: int, bitmap: bytes, count: int, chunk_bytes: int) -> None:
     buffers = [bytearray(b"\xaa" * nbytes) for _ in range(2)]
@@ -173,7 +180,7 @@ def test_reducers(
 
 
 class Machine:
-    """Two channels of one implementation and the network between them, driven by a script of numbers."""
+    """Two channels of one implementation and the network between them, driven by numbers."""
 
     ROUNDS = (0, 1, 2, 2**31, 2**32 - 1)
     SIZES = (0, 8, 64, 200, 640, 2000)
@@ -261,7 +268,11 @@ class Machine:
     def do_queue(self, a: int, b: int, c: int) -> None:
         if self.sending:
             side, slot, count = self.sending[a % len(self.sending)]
-            chunks = [random.Random(b + i).randrange(count + (c % 9 == 0)) for i in range(c % 40)] if count else [c]
+            chunks = (
+                [random.Random(b + i).randrange(count + (c % 9 == 0)) for i in range(c % 40)]
+                if count
+                else [c]
+            )
             self.channels[side].queue(slot, np.array(chunks, np.uint32))
 
     def do_follow(self, a: int, b: int, c: int) -> None:
@@ -316,7 +327,7 @@ class Machine:
         channel = self.channels[a % 2]
         if b % 2:
             channel.take_events()
-        return channel.take_control(), channel.take_rtt_ns()
+        return channel.take_control(), channel.take_rtt_ns(), channel.take_window_limited()
 
     def do_collect(self, a: int, b: int, c: int) -> list[bytes]:
         self.now += b * 100
@@ -326,7 +337,7 @@ class Machine:
         return collected
 
     def do_ingest(self, a: int, b: int, c: int) -> None:
-        """Hands over what is on the wire: as it is, or reordered, lost, repeated, replayed, damaged, cut."""
+        """Hands over what is on the wire: as it is, or reordered, lost, repeated, damaged, cut."""
         self.now += b * 10
         rng = random.Random(c)
         arriving, self.wires[a % 2] = self.wires[a % 2], []
@@ -335,7 +346,12 @@ class Machine:
             for datagram in arriving:
                 damaged = bytearray(datagram)
                 damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-                kinds = [[datagram]] * 8 + [[], [datagram] * 2, [bytes(damaged)], [datagram[: rng.randrange(99)]]]
+                kinds = [[datagram]] * 8 + [
+                    [],
+                    [datagram] * 2,
+                    [bytes(damaged)],
+                    [datagram[: rng.randrange(99)]],
+                ]
                 bad += rng.choice(kinds)
             bad += [rng.choice(self.seen) for _ in range(b % 4) if self.seen]
             rng.shuffle(bad)

@@ -12,19 +12,22 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "dblp"
 
-LEAVES = {"errors", "stats", "config"}
+LEAVES = {"errors", "stats", "config", "congestion", "buffers", "faults"}
 BASE = LEAVES | {"wire", "fastpath", "tolerance"}
 
 MATRIX: dict[str, set[str]] = {
     "errors": set(),
     "stats": {"errors"},
-    "config": {"errors"},
+    "config": {"errors", "congestion"},
+    "congestion": {"errors"},
     "metrics": {"errors", "stats"},
     "tolerance": {"errors"},
     "wire": {"errors"},
     "twin": {"errors", "wire"},
     "fastpath": {"errors", "extension", "twin"},
     "phase": {"errors", "tolerance"},
+    "faults": {"errors", "fastpath", "wire"},
+    "buffers": {"errors"},
     "proto": BASE,
     "core": BASE | {"proto", "phase"},
     "sim": BASE | {"proto", "phase", "core"},
@@ -37,7 +40,7 @@ MATRIX: dict[str, set[str]] = {
 }
 """Layer → layers that it may import besides itself."""
 
-COLLECTIVE_ADAPTERS = {"__init__", "server", "worker", "peer"}
+COLLECTIVE_ADAPTERS = {"__init__", "server", "worker", "peer", "endpoint"}
 """Modules of `collective` that own sockets or threads; all others are its sans-IO core."""
 
 SANS_IO = {"proto", "phase", "core", "sim"}

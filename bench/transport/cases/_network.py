@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.harness import CaseResult, Distribution
-from bench.interleave import Side
-from bench.netlab import NetworkLab, available_congestion, lab_unavailable
+from bench.interleave import Plan, Side
+from bench.kernel import available_congestion
+from bench.netlab import NetworkLab, lab_unavailable
 from bench.transport.peers.dblp_peer import DblpStar
 from bench.transport.peers.gloo_ring import GlooRing
 
@@ -64,27 +65,27 @@ def star_side(
     name: str,
     star: DblpStar,
     nbytes: int,
+    plan: Plan,
     *,
     warmup: int = 1,
     hogs: Sequence[int] = (),
-    **plan: Any,
 ) -> Side:
-    """A side that runs all-reduces of a dblp star; `plan` is for `Side`."""
+    """A side that runs all-reduces of a dblp star by its plan."""
 
     def measure(count: int, limit_s: float) -> list[float]:
         done = star.rounds(nbytes, count, warmup=warmup, limit_s=limit_s, hogs=hogs)
         return done.elapsed_s
 
-    return Side(name, measure, **plan)
+    return Side(name, measure, plan)
 
 
-def ring_side(name: str, ring: GlooRing, nbytes: int, *, warmup: int = 1, **plan: Any) -> Side:
-    """A side that runs all-reduces of a gloo ring; `plan` is for `Side`."""
+def ring_side(name: str, ring: GlooRing, nbytes: int, plan: Plan, *, warmup: int = 1) -> Side:
+    """A side that runs all-reduces of a gloo ring by its plan."""
 
     def measure(count: int, limit_s: float) -> list[float]:
         return ring.rounds(nbytes, count, warmup=warmup, limit_s=limit_s)
 
-    return Side(name, measure, **plan)
+    return Side(name, measure, plan)
 
 
 def record(result: CaseResult, side: Side, **labels: Any) -> Distribution | None:

@@ -11,6 +11,7 @@ import contextlib
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from bench.harness import CaseResult, Chart, Distribution, Settings, ratio
 from bench.netlab import NetworkLab, lab_unavailable
@@ -27,9 +28,18 @@ _TURNS = 4
 _TURN_ROUNDS = {1 * _MB: 60, 20 * _MB: 20, 100 * _MB: 8, 500 * _MB: 3}
 _TURN_ROUNDS_MTU = {1 * _MB: 40, 20 * _MB: 8, 100 * _MB: 3, 500 * _MB: 1}
 _SMOKE_ROUNDS = {200_000: 3}
+_KEYS = (
+    "goodput_over_tcp_offload",
+    "goodput_over_bbr_offload",
+    "goodput_over_tcp_mtu",
+    "goodput_over_ceiling",
+    "clean_kernel_drops",
+    "clean_overhead",
+)
 _STOCK_BUFFER_BYTES = 212_992
 
-Flow = Callable[[NetworkLab | None, int, int], FlowResult]
+Flow = Callable[..., FlowResult]
+"""`flow(lab, source host, destination host, nbytes=..., rounds=...)`."""
 
 
 @dataclass
@@ -58,6 +68,7 @@ Cells = dict[tuple[str, int, str], _Collected]
 def run(settings: Settings, result: CaseResult) -> None:
     """Loopback, veth with offloads on, veth with offloads off; all sides of a size take turns."""
     cells: Cells = {}
+    result.summary.update(dict.fromkeys(_KEYS))
     missing = flow_missing()
     if missing:
         result.notes.append(missing)
@@ -85,35 +96,28 @@ def run(settings: Settings, result: CaseResult) -> None:
 
 
 def _flows(result: CaseResult, *, dblp: bool) -> dict[str, Flow]:
-    flows: dict[str, Callable[..., FlowResult]] = {}
+    flows: dict[str, Flow] = {}
     if dblp:
+        stock = {"socket_buffer_bytes": _STOCK_BUFFER_BYTES}
         flows["dblp"] = run_dblp_flow
-
-        def stock(*where: object, **how: object) -> FlowResult:
-            config = {"socket_buffer_bytes": _STOCK_BUFFER_BYTES}
-            return run_dblp_flow(*where, config=config, **how)  # type: ignore[arg-type]
-
-        flows["dblp, stock buffers"] = stock
+        flows["dblp, stock buffers"] = partial(run_dblp_flow, config=stock)
     for name in network.controls(result):
-        flows[f"tcp {name}"] = _tcp(name)
-        flows[f"tcp {name}, 1 MB blocks"] = _tcp(name, block_bytes=LARGE_BLOCK_BYTES)
-    flows["tcp cubic, into place"] = _tcp("cubic", place=True, block_bytes=LARGE_BLOCK_BYTES)
+        flows[f"tcp {name}"] = partial(run_tcp_flow, congestion=name)
+        flows[f"tcp {name}, 1 MB blocks"] = partial(
+            run_tcp_flow, congestion=name, block_bytes=LARGE_BLOCK_BYTES
+        )
+    flows["tcp cubic, into place"] = partial(
+        run_tcp_flow, congestion="cubic", block_bytes=LARGE_BLOCK_BYTES, place=True
+    )
     flows["raw udp"] = run_raw_udp
     return flows
-
-
-def _tcp(congestion: str, **options: object) -> Callable[..., FlowResult]:
-    def flow(*where: object, **how: object) -> FlowResult:
-        return run_tcp_flow(*where, congestion=congestion, **options, **how)  # type: ignore[arg-type]
-
-    return flow
 
 
 def _take_turns(
     cells: Cells,
     lab: NetworkLab | None,
     label: str,
-    flows: dict[str, Callable[..., FlowResult]],
+    flows: dict[str, Flow],
     nbytes: int,
     rounds: int,
     turns: int,

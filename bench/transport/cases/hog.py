@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 
 from bench.harness import CaseResult, Chart, Settings, ratio
-from bench.interleave import Side, interleave
+from bench.interleave import Plan, Side, interleave
 from bench.transport.cases import _network as network
 from bench.transport.peers.dblp_peer import DblpStar, hog_process, star_missing
 
@@ -20,13 +20,13 @@ _BUDGET_S = 110.0
 
 def run(settings: Settings, result: CaseResult) -> None:
     """One star; turns without a hog, with one in worker 0, with one beside it, with one in each."""
+    result.summary["hog_p99_ratio"] = None
     missing = star_missing()
     if missing:
-        result.notes.append(missing)
-        result.summary["hog_p99_ratio"] = None
+        result.notes.append(f"not run: {missing}")
         return
     nbytes = settings.pick(_NBYTES, 200_000)
-    plan = {"rounds": settings.pick(_ROUNDS, 5), "budget_s": settings.pick(_BUDGET_S, 5.0)}
+    plan = Plan(settings.pick(_ROUNDS, 5), settings.pick(_BUDGET_S, 5.0))
     with network.lab_or_loopback(result, 4) as lab, contextlib.ExitStack() as stack:
         star = stack.enter_context(DblpStar(lab, network.SERVER_HOST, network.WORKER_HOSTS))
 
@@ -39,13 +39,13 @@ def run(settings: Settings, result: CaseResult) -> None:
 
         every = range(len(network.WORKER_HOSTS))
         sides = [
-            network.star_side("no hog", star, nbytes, **plan),
-            network.star_side("hog in one trainer", star, nbytes, hogs=[0], **plan),
-            Side("hog as a process", beside, **plan),
-            network.star_side("hog in every trainer", star, nbytes, hogs=every, **plan),
+            network.star_side("no hog", star, nbytes, plan),
+            network.star_side("hog in one trainer", star, nbytes, plan, hogs=[0]),
+            Side("hog as a process", beside, plan),
+            network.star_side("hog in every trainer", star, nbytes, plan, hogs=every),
         ]
         interleave(sides)
-    seen = {side.name: network.record(result, side, size="20 MB") for side in sides}
+    seen = {side.name: network.record(result, side, mb=nbytes / 1e6) for side in sides}
     free = seen["no hog"]
     for key, name in (
         ("hog_p99_ratio", "hog in one trainer"),

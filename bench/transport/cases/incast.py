@@ -10,7 +10,7 @@ import contextlib
 import statistics
 
 from bench.harness import CaseResult, Chart, Distribution, Settings, ratio
-from bench.interleave import interleave
+from bench.interleave import Plan, interleave
 from bench.netlab import NetworkLab, lab_unavailable
 from bench.transport.cases import _network as network
 from bench.transport.peers.dblp_peer import DblpStar, StarRounds, star_missing
@@ -54,13 +54,9 @@ def _run_network(
         star = DblpStar(lab, network.SERVER_HOST, network.WORKER_HOSTS)
         stars["dblp exact"] = stack.enter_context(star)
     lab.set_rate(_RATE_MBIT, _BUFFER_BYTES)
-    plan = {
-        "rounds": settings.pick(100, 2),
-        "budget_s": settings.pick(75.0, 5.0),
-        "block_s": settings.pick(4.0, 1.0),
-    }
-    sides = [network.star_side(name, star, nbytes, **plan) for name, star in stars.items()]
-    sides += [network.ring_side(name, ring, nbytes, **plan) for name, ring in rings.items()]
+    plan = Plan(settings.pick(100, 2), settings.pick(75.0, 5.0), turn_s=settings.pick(4.0, 1.0))
+    sides = [network.star_side(name, star, nbytes, plan) for name, star in stars.items()]
+    sides += [network.ring_side(name, ring, nbytes, plan) for name, ring in rings.items()]
     drops_before = sum(lab.drops().values())
     interleave(sides)
     drops = sum(lab.drops().values()) - drops_before

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 
 from bench.harness import CaseResult, Chart, Distribution, Settings, ratio
-from bench.interleave import Side, interleave
+from bench.interleave import Plan, Side, interleave
 from bench.netlab import NetworkLab
 from bench.transport.cases import _network as network
 from bench.transport.peers.dblp_peer import DblpStar, star_missing
@@ -17,6 +17,12 @@ from bench.transport.peers.dblp_peer import DblpStar, star_missing
 _NBYTES = 20_000_000
 _LOSS_PERCENT = (0.0, 0.1, 1.0, 5.0)
 _POLICIES = {"dblp exact": "fixed:0", "dblp 0.8%": "fixed:0.8%", "dblp 40.8%": "fixed:40.8%"}
+_KEYS = (
+    "loss1_p99_over_clean_p50",
+    "loss1_gloo_p99_over_dblp",
+    "loss5_gloo_over_dblp",
+    "loss5_mtu_gloo_over_dblp",
+)
 _ROUNDS = 150
 _BUDGET_S = 7.0
 # A 99th percentile needs 1,000 rounds; these two sides get them (the other gloo is the slower one).
@@ -32,6 +38,7 @@ Cells = dict[tuple[bool, float, str], tuple[Side, Distribution | None]]
 def run(settings: Settings, result: CaseResult) -> None:
     """Runs every cell: offloads on and off, each loss rate, all sides interleaved."""
     cells: Cells = {}
+    result.summary.update(dict.fromkeys(_KEYS))
     missing = star_missing()
     if missing:
         result.notes.append(missing)
@@ -72,11 +79,11 @@ def _run_network(
         warmup = 1 if percent < _LOSS_PERCENT[-1] else 0
         sides = [
             *(
-                network.star_side(name, star, nbytes, warmup=warmup, **plans[name])
+                network.star_side(name, star, nbytes, plans[name], warmup=warmup)
                 for name, star in stars.items()
             ),
             *(
-                network.ring_side(name, ring, nbytes, warmup=warmup, **plans[name])
+                network.ring_side(name, ring, nbytes, plans[name], warmup=warmup)
                 for name, ring in rings.items()
             ),
         ]
@@ -86,13 +93,13 @@ def _run_network(
             cells[offloads, percent, side.name] = (side, seen)
 
 
-def _plan(settings: Settings, side: str, percent: float, offloads: bool) -> dict[str, float]:
+def _plan(settings: Settings, side: str, percent: float, offloads: bool) -> Plan:
     if settings.smoke:
-        return {"rounds": 3, "budget_s": 5.0}
+        return Plan(3, 5.0)
     if percent == 1.0 and offloads and side in _TAIL_SIDES:
-        return {"rounds": _TAIL_ROUNDS, "budget_s": _TAIL_BUDGET_S}
+        return Plan(_TAIL_ROUNDS, _TAIL_BUDGET_S)
     heavy = percent == _LOSS_PERCENT[-1] and side.startswith("gloo")
-    return {"rounds": _ROUNDS, "budget_s": _HEAVY_BUDGET_S if heavy else _BUDGET_S}
+    return Plan(_ROUNDS, _HEAVY_BUDGET_S if heavy else _BUDGET_S)
 
 
 def _summarise(result: CaseResult, cells: Cells) -> None:

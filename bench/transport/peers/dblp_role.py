@@ -178,12 +178,13 @@ def send(options: Mapping[str, Any]) -> None:
     elapsed = []
     datagrams = chunks = 0
     cpu_before = 0.0
-    with dblp.Peer(options["address"], config=transport_config(options["config"])) as peer:
+    config = transport_config(options["config"])
+    with dblp.Peer.connect(options["address"], config=config) as peer:
         for index in range(options["warmup"] + options["rounds"]):
             if index == options["warmup"]:
                 cpu_before = cpu_seconds()
             started = time.perf_counter()
-            report = peer.send(buffer, tolerance=0)
+            report = peer.send(buffer)
             elapsed.append(time.perf_counter() - started)
             if index >= options["warmup"]:
                 datagrams += report.datagrams

@@ -14,9 +14,11 @@ from dblp.errors import (
     RoundAbortedError,
     RoundTimeoutError,
 )
-from dblp.wire import Bye, Open
+from dblp.phase import FixedTolerance
+from dblp.wire import Abort, Bye, Open
 
 from .cluster import CHUNK_BYTES, Cluster, gradient
+from .virtual_net import LinkModel
 
 SAME_SHAPE = "every rank must pass a buffer of the same shape and dtype"
 
@@ -131,6 +133,8 @@ def test_a_rank_that_does_not_come(rounds_before: int) -> None:
     errors = errors_of(cluster, 2)
     assert all(isinstance(error, RoundTimeoutError) for error in errors)
     assert all("waiting for rank 1 to announce it" in str(error) for error in errors)
+    assert isinstance(cluster.server.error, RoundTimeoutError)
+    assert (cluster.server.error.report is not None) == (rounds_before > 0)  # nothing is armed yet
     assert cluster.net.now == pytest.approx(3.0, abs=0.2)
 
 
@@ -140,6 +144,7 @@ def test_a_worker_gives_up_by_itself_when_the_server_is_silent() -> None:
     cluster.start(0, gradient(0, 10))
     (error,) = errors_of(cluster, 1)
     assert isinstance(error, RoundTimeoutError) and "stream 0 round 0" in str(error)
+    assert error.report is not None and error.report.missing == 1
 
 
 def test_queued_rounds_end_with_the_error_too() -> None:
@@ -177,6 +182,47 @@ def test_a_round_without_a_worker_that_left(leaves_first: bool) -> None:
     (error,) = errors_of(cluster, 1)
     assert isinstance(error, RoundAbortedError)
     assert "rank 0 waits for rank 1, which has closed its worker" in str(error)
+
+
+def test_a_server_that_closes() -> None:
+    cluster = Cluster(2)
+    one_good_round(cluster)
+    cluster.start(0, gradient(0, 5000))
+    for end in cluster.server_ends:
+        cluster.net.send_reliable(end, Bye())
+    (error,) = errors_of(cluster, 1)
+    assert isinstance(error, PeerLostError) and "the server has closed" in str(error)
+    cluster.net.settle(0.01)
+    with pytest.raises(PeerLostError):
+        cluster.start(1, gradient(1, 5000))
+
+
+def test_a_worker_that_aborts_ends_the_job_by_name() -> None:
+    cluster = Cluster(3)
+    cluster.start(0, gradient(0, 100))
+    cluster.net.send_reliable(cluster.worker_ends[2], Abort("RoundAbortedError", "out of disk"))
+    (error,) = errors_of(cluster, 1)
+    assert isinstance(error, RoundAbortedError) and str(error) == "rank 2: out of disk"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_peer_lost_at_any_time(seed: int) -> None:
+    bad = LinkModel(loss=0.2, reorder=0.3)
+    cluster = Cluster(3, seed=seed, uplink=bad, downlink_link=bad, downlink="lossy",
+                      policy=FixedTolerance("40.8%"))  # fmt: skip
+    for _ in range(4):
+        for rank in range(3):
+            cluster.start(rank, gradient(rank, 20_000))
+    cluster.net.settle(1e-4 * 2**seed)
+    ended = len(cluster.finished)
+    cluster.worker_ends[1].dead = True
+    cluster.server.peer_lost(1, PeerLostError("rank 1 is silent"), now=cluster.net.now)
+    cluster.net.settle(0.1)
+    assert all(str(one.error) == "rank 1 is silent" for one in cluster.finished[ended:])
+    assert all(worker.next_timeout() is None for worker in (cluster.workers[0], cluster.workers[2]))
+    for end in (*cluster.server_ends, cluster.worker_ends[0], cluster.worker_ends[2]):
+        assert end.session.next_timeout() is None and not end.session.take_frames()
+        assert not end.channel.collect(10, int(cluster.net.now * 1e9))
 
 
 def open_frame(**changes: object) -> Open:

@@ -17,7 +17,7 @@ from .cluster import CHUNK_BYTES, Cluster, gradient, masked_mean, rank_order_mea
 from .virtual_net import LinkModel
 
 LOSSY = LinkModel(loss=0.2, reorder=0.2)
-COUNT = 40_001
+COUNT = 24_001
 CHUNKS = -(-COUNT * 4 // CHUNK_BYTES)
 
 

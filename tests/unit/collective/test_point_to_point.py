@@ -7,8 +7,9 @@ import pytest
 
 from dblp.collective.point_to_point_core import FinishedTransfer, PointToPointCore
 from dblp.config import TransportConfig
-from dblp.errors import LocalProtocolError, RemoteProtocolError, RoundTimeoutError
+from dblp.errors import LocalProtocolError, PeerLostError, RemoteProtocolError, RoundTimeoutError
 from dblp.tolerance import EXACT, Tolerance
+from dblp.wire import Bye
 
 from .cluster import CHUNK_BYTES
 from .virtual_net import Endpoint, LinkModel, VirtualNet, make_channel, make_session
@@ -30,6 +31,7 @@ class Pair:
         ]
         self.net.join(*ends)
         self.ada, self.bob = self.cores
+        self.bob_end = ends[1]
 
     def _end(self, name: str, peer: str, link: LinkModel, config: TransportConfig, first: int
              ) -> Endpoint:  # fmt: skip
@@ -172,3 +174,14 @@ def test_bad_arguments() -> None:
         pair.ada.recv(memoryview(b"abc"), EXACT, now=0.0)
     with pytest.raises(LocalProtocolError, match="out of range"):
         pair.ada.send(memoryview(b"abc"), stream=-1, now=0.0)
+
+
+def test_a_peer_that_closes_ends_what_is_open() -> None:
+    pair = Pair()
+    pair.recv(pair.ada, 100)
+    pair.send(pair.ada, payload(100))
+    pair.net.settle(0.1)
+    pair.net.send_reliable(pair.bob_end, Bye())
+    pair.run(2, 0)
+    for finished in pair.finished["ada"]:
+        assert isinstance(finished.error, PeerLostError) and "bob" in str(finished.error)

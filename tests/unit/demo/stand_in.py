@@ -18,6 +18,7 @@ class Report:
     """Looks like a RoundReport as far as the demo reads it."""
 
     fields: dict[str, Any]
+    regime: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return self.fields

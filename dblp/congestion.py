@@ -1,0 +1,212 @@
+"""How fast a sender may go: one small interface, three answers.
+
+Loss is no signal here: bounded loss is tolerated, and a burst says nothing about the rate a path can carry.  What counts
+is the delay that the path adds (Swift, SIGCOMM 2020; FAST TCP, INFOCOM 2004), measured without the time that either host
+holds a datagram, and kept across rounds, because a round is too short to find a rate from nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from .errors import ConfigError
+
+__all__ = ["AdaptiveWindow", "Congestion", "CongestionControl", "Feedback", "FixedRate", "Unpaced"]
+
+WINDOW_MAX = 1 << 30
+"""No limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What a sender has learnt since the last call."""
+
+    now: float
+    """Seconds."""
+    path_delay_s: float
+    """Smallest round trip of the samples, without the hosts' own delay, in seconds."""
+    samples: int
+    sent: int
+    """Newest sequence sent."""
+    acknowledged: int
+    """Newest sequence that has reached the receiver (or is known to be lost)."""
+    window_limited: bool
+    """The congestion window has held chunks back."""
+
+
+class CongestionControl(Protocol):
+    """State of one direction to one peer."""
+
+    window: int
+    """Datagrams that may be unacknowledged."""
+    pacing_bytes_per_s: float
+    """0: no pacing."""
+
+    def on_feedback(self, feedback: Feedback) -> None:
+        """Takes news into account."""
+
+    @property
+    def update_interval_s(self) -> float:
+        """How soon the next feedback should come, in seconds."""
+
+
+class Congestion(Protocol):
+    """A choice in `TransportConfig`; frozen, and shared by all sessions."""
+
+    def new_control(self, datagram_bytes: int) -> CongestionControl:
+        """The state of a new session whose full datagrams have this size."""
+
+
+HURRIED_INTERVAL_S = 0.0002
+"""Shortest time between updates: a turn in Python takes half of that."""
+
+RELAXED_INTERVAL_S = 0.05
+"""Nothing depends on the next update: as long as the pump may stay away."""
+
+
+class _Constant:
+    """Window and rate that never change."""
+
+    def __init__(self, pacing_bytes_per_s: float) -> None:
+        self.window = WINDOW_MAX
+        self.pacing_bytes_per_s = pacing_bytes_per_s
+
+    def on_feedback(self, feedback: Feedback) -> None:
+        pass
+
+    @property
+    def update_interval_s(self) -> float:
+        return RELAXED_INTERVAL_S
+
+
+@dataclass(frozen=True, slots=True)
+class Unpaced:
+    """As fast as credit allows: for a path that is known to carry it."""
+
+    def new_control(self, datagram_bytes: int) -> CongestionControl:
+        return _Constant(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRate:
+    """A rate the user knows, such as a reserved share of a link; counts UDP payload."""
+
+    bits_per_s: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bits_per_s, int | float) or not self.bits_per_s > 0:
+            raise ConfigError(f"bits_per_s is {self.bits_per_s!r}: choose a rate above 0, such as 1e9")
+
+    def new_control(self, datagram_bytes: int) -> CongestionControl:
+        return _Constant(self.bits_per_s / 8)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveWindow:
+    """Keeps the path's queue short: the default, fit for incast and shallow buffers."""
+
+    queue_delay_s: float = 0.0008
+    """Queueing on the path that is aimed at, in seconds: half of a 200 KB buffer at 1 Gb/s."""
+    step_datagrams: int = 4
+    """Additive increase per round trip; equal for all senders, which is what makes shares equal."""
+    initial_datagrams: int = 44
+    """First window: one GSO batch (RFC 6928 allows 10 segments; a batch is one send)."""
+    minimum_datagrams: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.queue_delay_s < 10:
+            raise ConfigError(f"queue_delay_s is {self.queue_delay_s!r}: choose seconds, such as 0.0008")
+        for name in ("step_datagrams", "initial_datagrams", "minimum_datagrams"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}: choose 1 or more")
+
+    def new_control(self, datagram_bytes: int) -> CongestionControl:
+        return AdaptiveWindowControl(self)
+
+
+BASE_DELAY_MEMORY_S = 10.0
+"""How long the smallest delay seen counts as the path's own; then the route may have changed."""
+
+
+class AdaptiveWindowControl:
+    """Once per round trip: below half the target the window doubles if it was the limit, below the target it grows by a
+    step, above it shrinks in proportion to the excess (at most by half) and still gains the step.
+
+    In equilibrium every sender's proportional loss equals the common step, so windows are equal whatever they were
+    (FAST TCP's argument), and the queue stays a little above the target.
+    """
+
+    def __init__(self, plan: AdaptiveWindow) -> None:
+        self._plan = plan
+        self._window = float(plan.initial_datagrams)
+        self.pacing_bytes_per_s = 0.0
+        self._base_s = 0.0
+        self._candidate_s = 0.0
+        self._base_until = 0.0
+        self._round_end = 0
+        self._round_delay_s = -1.0
+        self._limited = False
+        self._hurry = True
+        self._last_delay_s = 0.0
+
+    @property
+    def window(self) -> int:
+        """Datagrams that may be unacknowledged."""
+        return int(self._window)
+
+    @property
+    def base_delay_s(self) -> float:
+        """The path's delay without a queue, in seconds; 0 before the first sample."""
+        return self._base_s
+
+    @property
+    def target_delay_s(self) -> float:
+        """Delay that is aimed at, in seconds."""
+        return self._base_s + max(self._plan.queue_delay_s, self._base_s / 4)
+
+    @property
+    def update_interval_s(self) -> float:
+        """A round trip while the window is what limits or is too large, else no hurry."""
+        return max(HURRIED_INTERVAL_S, self._last_delay_s) if self._hurry else RELAXED_INTERVAL_S
+
+    def on_feedback(self, feedback: Feedback) -> None:
+        """Collects the smallest delay of this round trip; at its end adapts the window."""
+        self._limited = self._limited or feedback.window_limited
+        if feedback.samples:
+            delay = feedback.path_delay_s
+            self._remember_base(delay, feedback.now)
+            if self._round_delay_s < 0 or delay < self._round_delay_s:
+                self._round_delay_s = delay
+        if feedback.acknowledged < self._round_end or self._round_delay_s < 0:
+            return
+        self._hurry = self._limited or self._round_delay_s > self.target_delay_s
+        self._adapt(self._round_delay_s)
+        self._last_delay_s = self._round_delay_s
+        self._round_end = feedback.sent
+        self._round_delay_s = -1.0
+        self._limited = False
+
+    def _remember_base(self, delay: float, now: float) -> None:
+        """Minimum over the last one to two memory spans."""
+        if self._base_until == 0.0 or delay < self._base_s:
+            self._base_s = delay
+        if now >= self._base_until:
+            if self._base_until:
+                self._base_s = min(self._candidate_s, delay)
+            self._candidate_s = delay
+            self._base_until = now + BASE_DELAY_MEMORY_S
+        self._candidate_s = min(self._candidate_s, delay)
+
+    def _adapt(self, delay: float) -> None:
+        target = self.target_delay_s
+        step = self._plan.step_datagrams
+        if delay > target:
+            window = self._window * max(0.5, target / delay) + step
+        elif not self._limited:
+            return
+        elif delay <= (self._base_s + target) / 2:
+            window = 2 * self._window
+        else:
+            window = self._window + step
+        self._window = min(max(window, self._plan.minimum_datagrams), WINDOW_MAX)

@@ -1,0 +1,83 @@
+"""Send orders, and hazard 1: which chunks an early stop drops."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dblp.errors import LocalProtocolError
+from dblp.proto import ChunkLayout, send_order
+from dblp.proto.order import rotation_step
+from dblp.tolerance import Tolerance
+
+ROUNDS = 200
+P = Tolerance.of("40.8%")
+
+
+def order_of(kind: str, count: int, *, round_id: int = 0, seed: int = 0) -> np.ndarray:
+    buffer = np.ones(count * 16, np.float32)
+    layout = ChunkLayout(buffer.nbytes, 64)
+    assert layout.count == count
+    return send_order(
+        kind, layout, round_id=round_id, seed=seed, buffer=buffer, dtype="float32"
+    )
+
+
+@given(
+    st.sampled_from(["sequential", "rotate", "random", "magnitude"]),
+    st.integers(0, 300),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+)
+def test_every_order_is_a_permutation(kind: str, count: int, round_id: int, seed: int) -> None:
+    order = order_of(kind, count, round_id=round_id, seed=seed)
+    assert order.dtype == np.uint32
+    assert np.array_equal(np.sort(order), np.arange(count))
+
+
+@pytest.mark.parametrize("kind", ["rotate", "random"])
+@pytest.mark.parametrize("count", [7, 100, 625, 2000])
+def test_every_chunk_has_the_same_delivery_rate(kind: str, count: int) -> None:
+    """Hazard 1: 200 rounds that stop early at p = 40.8 %."""
+    needed = P.needed(count)
+    delivered = np.zeros(count)
+    for round_id in range(ROUNDS):
+        delivered[order_of(kind, count, round_id=round_id)[:needed]] += 1
+    rate = needed / count
+    noise = math.sqrt(rate * (1 - rate) / ROUNDS)
+    assert np.abs(delivered / ROUNDS - rate).max() < 4.5 * noise
+
+
+def test_sequential_always_drops_the_same_tail() -> None:
+    """The hazard itself, so that the test above is known to see it."""
+    orders = [order_of("sequential", 100, round_id=r)[: P.needed(100)] for r in range(3)]
+    assert all(np.array_equal(order, np.arange(60)) for order in orders)
+
+
+@given(st.integers(1, 100_000))
+def test_the_step_is_coprime(count: int) -> None:
+    assert math.gcd(rotation_step(count), count) == 1
+
+
+def test_rotation_survives_the_wrap_of_round_ids() -> None:
+    starts = {int(order_of("rotate", 97, round_id=r)[0]) for r in (2**32 - 2, 2**32 - 1, 0, 1)}
+    assert len(starts) >= 3
+
+
+def test_magnitude_is_descending_and_ties_go_by_index() -> None:
+    values = np.zeros((6, 16), np.float32)
+    values[[1, 4]] = 5
+    values[2] = 7
+    values[3] = np.nan
+    order = send_order(
+        "magnitude", ChunkLayout(values.nbytes, 64), round_id=0, seed=0,
+        buffer=values.ravel(), dtype="float32",
+    )  # fmt: skip
+    assert order.tolist() == [3, 2, 1, 4, 0, 5]
+
+
+def test_an_unknown_order() -> None:
+    with pytest.raises(LocalProtocolError, match="zigzag"):
+        order_of("zigzag", 3)
