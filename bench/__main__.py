@@ -47,18 +47,15 @@ def _run(name: str, settings: Settings, path: Path) -> int:
         return 2
     result = CaseResult()
     started = time.monotonic()
-    status = 0
     try:
         importlib.import_module(known[name]).run(settings, result)
     except (LabError, PeerError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        result.notes.append(f"ended early: {error}")
-        status = 1
+        result.failures.append(f"ended early: {error}")
     result.notes.append(f"took {time.monotonic() - started:.0f} s")
     write_result(path, name, result, settings)
     print_result(name, result, GOALS)
     print(f"written to {path}")
-    return status
+    return 1 if result.failures else 0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -113,6 +113,8 @@ class CaseResult:
     rows: list[dict[str, Scalar]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     charts: list[Chart] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """What went wrong in it: a side that broke. The run then ends with a status of its own."""
     samples: int = 0
     """Measured rounds over all rows."""
 
@@ -191,6 +193,7 @@ def write_result(path: Path, case: str, result: CaseResult, settings: Settings) 
         "n": result.samples,
         "summary": result.summary,
         "notes": result.notes,
+        "failures": result.failures,
         "rows": result.rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -221,8 +224,9 @@ def print_result(case: str, result: CaseResult, goals: Mapping[str, tuple[str, f
         met = "" if not sign or value is None else "met" if holds(value, sign, bound) else "not met"
         table.add_row(key, _shown(value), f"{sign} {bound:g}" if sign else "", met)
     console.print(table)
-    for note in result.notes:
-        console.print(f"note: {note}", highlight=False)
+    for word, lines in (("note", result.notes), ("failure", result.failures)):
+        for line in lines:
+            console.print(f"{word}: {line}", highlight=False, markup=False)
 
 
 def holds(value: float, sign: str, bound: float) -> bool:

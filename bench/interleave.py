@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bench.transport.peers.role import PeerTimeoutError
+from bench.transport.peers.role import PeerError, PeerTimeoutError
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,14 @@ class Side:
     spent_s: float = 0.0
     gave_up_s: float | None = None
     """A turn did not end: it was waited for this long. The side takes no further turns."""
+    failure: str | None = None
+    """A turn failed, for this reason. The side takes no further turns; the others go on."""
 
     @property
     def done(self) -> bool:
         return (
             self.gave_up_s is not None
+            or self.failure is not None
             or len(self.samples) >= self.plan.rounds
             or self.spent_s >= self.plan.budget_s
         )
@@ -56,6 +59,8 @@ class Side:
             self.samples += self.measure(count, max(self.plan.budget_s - self.spent_s, 1.0))
         except PeerTimeoutError as error:
             self.gave_up_s = error.waited_s
+        except PeerError as error:
+            self.failure = str(error)
         self.spent_s += time.monotonic() - started
 
 

@@ -170,6 +170,7 @@ cdef struct ChannelState:
     uint64_t acknowledged
     uint64_t limit
     uint64_t received_sequence
+    bint timed                  # received_sequence is the number of a datagram that did arrive
     int64_t newest_arrival_ns   # when the datagram of received_sequence reached this host
     uint32_t window
     uint64_t cwnd

@@ -32,6 +32,7 @@ cdef enum:
     KIND_CREDIT = 2
     KIND_HELLO = 3
     FLAG_REQUEST = 1
+    FLAG_UNTIMED = 2
     MAX_DATAGRAM = 65536
 
 cdef uint32_t NEVER = <uint32_t> -1   # no such chunk, no such count; also the checksum's initial state

@@ -61,14 +61,14 @@ class Channel(ReceivingChannel, SendingChannel):
             self._handle(bytes(datagram), now_ns)
         self._socket_ran_empty()
         if self._socket is not None:
-            self.send_due_credit()
+            self.send_due_credit(now_ns)
 
     def collect(self, max_datagrams: int, now_ns: int) -> list[bytes]:
         """What pump() would send now: control, credits and credit requests, then at most
         `max_datagrams` of data within credit, cwnd and pacing."""
         collected, self._control_out = self._control_out, []
         if self._credit_due:
-            collected.append(self._take_credit())
+            collected.append(self._take_credit(now_ns))
         if self._request_due(now_ns):
             collected.append(self._take_request(now_ns))
 
@@ -84,10 +84,10 @@ class Channel(ReceivingChannel, SendingChannel):
         split undone)."""
         received: list[bytes] = []
         for _ in range(max_calls):
-            datagrams = self._the_socket().receive()
-            if datagrams is None:
+            arrived = self._the_socket().receive()
+            if arrived is None:
                 break
-            received += datagrams
+            received += arrived.datagrams
         return received
 
     def send_pending(self, now_ns: int) -> int:
@@ -109,25 +109,29 @@ class Channel(ReceivingChannel, SendingChannel):
 
     # --- for the pump ---
 
-    def receive_pending(self, max_calls: int, now_ns: int) -> bool:
-        """One receive turn on the socket; whether anything arrived."""
-        arrived = False
+    def receive_pending(self, max_calls: int, now_ns: int, wall_ahead_ns: int) -> bool:
+        """One receive turn on the socket; whether anything arrived.  The kernel stamps arrivals
+        with the wall clock, which is `wall_ahead_ns` ahead of `now_ns`."""
+        happened = False
         for _ in range(max_calls):
-            datagrams = self._the_socket().receive()
-            if datagrams is None:
+            arrived = self._the_socket().receive()
+            if arrived is None:
                 self._socket_ran_empty()
                 break
-            for datagram in datagrams:
-                self._handle(datagram, now_ns)
-            arrived |= bool(datagrams)
-            self.send_due_credit()
-        self.send_due_credit()
-        return arrived
+            arrival_ns = now_ns
+            if arrived.wall_ns is not None:
+                arrival_ns = min(now_ns, arrived.wall_ns - wall_ahead_ns)
+            for datagram in arrived.datagrams:
+                self._handle(datagram, arrival_ns)
+            happened |= bool(arrived.datagrams)
+            self.send_due_credit(now_ns)
+        self.send_due_credit(now_ns)
+        return happened
 
-    def send_due_credit(self) -> None:
+    def send_due_credit(self, now_ns: int) -> None:
         """A credit that the kernel refuses is as good as lost: the peer asks for another."""
         if self._credit_due:
-            self._send_alone(self._take_credit())
+            self._send_alone(self._take_credit(now_ns))
 
     @property
     def wants_writable(self) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ._fastpath_py_bytes import Buffer, byte_view, chunk_count, datagram_crc
 from ._fastpath_py_reducer import Reducer
 from ._fastpath_py_slots import Outcome, ReceiveSlot, extend_serially
-from ._fastpath_py_state import ChannelState, check_round
+from ._fastpath_py_state import HOST_DELAY_UNIT_NS, ChannelState, check_round
 from .wire import (
     FLAG_CREDIT_REQUEST,
+    FLAG_CREDIT_UNTIMED,
     HEADER,
     HEADER_BYTES,
     KIND_CONTROL,
@@ -112,12 +113,13 @@ class ReceivingChannel(ChannelState):
         elif crc != datagram_crc(datagram):
             count["corrupt"] += 1
         elif kind == KIND_DATA:
-            self._handle_data(stream, sequence, round, chunk, memoryview(datagram)[HEADER_BYTES:])
+            self._note_arrival(sequence, now_ns)
+            self._handle_data(stream, round, chunk, memoryview(datagram)[HEADER_BYTES:])
         elif kind == KIND_CONTROL and self._keep_control(datagram[HEADER_BYTES:]):
             count["control_received"] += 1
             self._event = True
         elif kind == KIND_CREDIT and length == 0:
-            self._handle_credit(flags, round, chunk, now_ns)
+            self._handle_credit(flags, stream * HOST_DELAY_UNIT_NS, round, chunk, now_ns)
         elif kind != KIND_HELLO:  # A repeated HELLO is harmless: the socket is connected.
             count["malformed"] += 1
 
@@ -129,13 +131,17 @@ class ReceivingChannel(ChannelState):
         self._control_in.append(payload)
         return True
 
-    def _handle_data(
-        self, stream: int, sequence: int, round: int, chunk: int, payload: memoryview
-    ) -> None:
-        self.received_sequence = extend_serially(self.received_sequence, sequence, 16)
+    def _note_arrival(self, sequence: int, now_ns: int) -> None:
+        """Any valid DATA is drained, whatever becomes of its chunk."""
+        newest = extend_serially(self.received_sequence, sequence, 16)
+        if newest > self.received_sequence:
+            self.received_sequence = newest
+            self._newest_arrival_ns = now_ns
         self._drained_since_credit += 1
-        if self._drained_since_credit >= max(1, self.window // 8):
+        if self._drained_since_credit >= max(1, self._window // 8):
             self._credit_due = True
+
+    def _handle_data(self, stream: int, round: int, chunk: int, payload: memoryview) -> None:
         slot = self._receiving.find(stream, round)
         if slot is None:
             is_stale = self._receiving.is_stale(stream, round)
@@ -149,7 +155,9 @@ class ReceivingChannel(ChannelState):
             self._counters["moved"] += 1
             self._event |= slot.take_notify()
 
-    def _handle_credit(self, flags: int, round: int, chunk: int, now_ns: int) -> None:
+    def _handle_credit(
+        self, flags: int, host_delay_ns: int, round: int, chunk: int, now_ns: int
+    ) -> None:
         if flags & FLAG_CREDIT_REQUEST:
             self._counters["credit_requests_received"] += 1
             self.sync_received(extend_serially(self.received_sequence, round, 32))
@@ -157,7 +165,8 @@ class ReceivingChannel(ChannelState):
             return
         self._counters["credits_received"] += 1
         seen = min(extend_serially(self.acknowledged, round, 32), self.sent_sequence)
-        self._round_trips.covered(seen, now_ns)
+        if not flags & FLAG_CREDIT_UNTIMED:  # Karn's rule
+            self._round_trips.covered(seen, now_ns, host_delay_ns)
         self.grant(seen, extend_serially(self.limit, chunk, 32))
         self._progress_ns = now_ns
 

@@ -11,8 +11,8 @@ from ._fastpath_py_bytes import Buffer, byte_view, pack_datagram, pack_header
 from ._fastpath_py_reducer import Reducer
 from ._fastpath_py_slots import TransmitSlot
 from ._fastpath_py_socket import MAX_BATCH_BYTES, MAX_SEGMENTS, Datagram
-from ._fastpath_py_state import LOW_32, ChannelState, check_round
-from .wire import FLAG_CREDIT_REQUEST, HEADER_BYTES, KIND_CREDIT, KIND_DATA
+from ._fastpath_py_state import HOST_DELAY_UNIT_NS, LOW_32, ChannelState, check_round
+from .wire import FLAG_CREDIT_REQUEST, FLAG_CREDIT_UNTIMED, HEADER_BYTES, KIND_CREDIT, KIND_DATA
 
 
 class SendingChannel(ChannelState):
@@ -71,7 +71,9 @@ class SendingChannel(ChannelState):
         return taken
 
     def take_rtt_ns(self) -> tuple[int, int, int]:
-        """(smallest, last, number of) round-trip samples since the last call; zeros when none."""
+        """(smallest, last, number of) round-trip samples since the last call; zeros when none.
+        `last` is what the endpoints see; `smallest` leaves out the time that the peer's host held
+        the datagram before its credit left: the delay of the path alone."""
         return self._round_trips.take()
 
     def next_deadline_ns(self, now_ns: int) -> int:
@@ -145,13 +147,18 @@ class SendingChannel(ChannelState):
                 break
         return datagrams
 
-    def _take_credit(self) -> bytes:
-        """The credit that is due."""
+    def _take_credit(self, now_ns: int) -> bytes:
+        """The credit that is due; its stream field says how long this host had the newest DATA."""
+        flags = FLAG_CREDIT_UNTIMED if self._newest_arrival_ns is None else 0
         self._credit_due = False
         self._drained_since_credit = 0
         self._counters["credits_sent"] += 1
-        allowed = self.received_sequence + self._window
-        return self._pack(KIND_CREDIT, 0, 0, self.received_sequence & LOW_32, allowed & LOW_32, b"")
+        arrived_ns = now_ns if self._newest_arrival_ns is None else self._newest_arrival_ns
+        held = min(max(now_ns - arrived_ns, 0) // HOST_DELAY_UNIT_NS, 0xFFFF)
+        newest = self.received_sequence
+        return self._pack(
+            KIND_CREDIT, flags, held, newest & LOW_32, (newest + self._window) & LOW_32, b""
+        )
 
     def _request_due(self, now_ns: int) -> bool:
         """Blocked on credit or congestion window with no progress for the request interval."""

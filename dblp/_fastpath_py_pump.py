@@ -53,8 +53,9 @@ def pump(
 def _turn(channels: Sequence[Channel], now_ns: int) -> bool:
     """Inputs before outputs, on every channel; whether anything happened."""
     happened = False
+    wall_ahead_ns = time.time_ns() - now_ns
     for channel in channels:
-        happened |= channel.receive_pending(RECEIVE_CALLS_PER_TURN, now_ns)
+        happened |= channel.receive_pending(RECEIVE_CALLS_PER_TURN, now_ns, wall_ahead_ns)
     for channel in channels:
         happened |= channel.send_pending(now_ns) > 0
     return happened

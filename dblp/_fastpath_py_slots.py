@@ -259,14 +259,16 @@ class RoundTrips:
             _, sent_ns = self._marks.popleft()
         return sent_ns
 
-    def covered(self, acknowledged: int, now_ns: int) -> None:
-        """A credit datagram covers all up to `acknowledged`: one sample, of the newest turn."""
+    def covered(self, acknowledged: int, now_ns: int, host_delay_ns: int) -> None:
+        """A credit datagram covers all up to `acknowledged`: one sample, of the newest turn.  The
+        smallest leaves out the time that the peer's host held the datagram."""
         sent_ns = self.forget(acknowledged)
-        if sent_ns is not None:
-            sample = now_ns - sent_ns
-            self._smallest = min(self._smallest, sample) if self._number else sample
-            self._last = sample
-            self._number += 1
+        if sent_ns is None:
+            return
+        self._last = now_ns - sent_ns
+        path = max(self._last - host_delay_ns, 0)
+        self._smallest = min(self._smallest, path) if self._number else path
+        self._number += 1
 
     def take(self) -> tuple[int, int, int]:
         taken = self._smallest, self._last, self._number

@@ -8,24 +8,35 @@ import socket
 import struct
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 SOL_UDP = 17
 UDP_SEGMENT = 103
 UDP_GRO = 104
 SO_RXQ_OVFL = 40
+SO_TIMESTAMPNS = 35
 
 MAX_SEGMENTS = 64
 """Limit of UDP_SEGMENT in Linux (UDP_MAX_SEGMENTS was 64 before 6.9)."""
 MAX_BATCH_BYTES = 65_000
 """Below 65,535 less IP and UDP header."""
 _RECEIVE_BYTES = 65_536
-_ANCILLARY_BYTES = 96
+_ANCILLARY_BYTES = 128
 
 _FULL = {errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS}
 _GSO_REFUSED = {errno.EIO, errno.EINVAL, errno.EMSGSIZE}
 
 Datagram = tuple[bytes, memoryview]
 """Header and payload."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What one receive call brought."""
+
+    datagrams: list[bytes]
+    wall_ns: int | None
+    """When the kernel got it, by the wall clock; None where it does not say."""
 
 
 class DatagramSocket:
@@ -43,10 +54,11 @@ class DatagramSocket:
         if gro:
             self._enable(SOL_UDP, UDP_GRO)
         self._enable(socket.SOL_SOCKET, SO_RXQ_OVFL)
+        self._enable(socket.SOL_SOCKET, SO_TIMESTAMPNS)
         self._scratch = bytearray(_RECEIVE_BYTES)
 
     def _enable(self, level: int, option: int) -> None:
-        # An older kernel works without: one datagram per call, no drop count.
+        # An older kernel works without: one datagram per call, no drop count, no time stamp.
         with contextlib.suppress(OSError):
             self._socket.setsockopt(level, option, 1)
 
@@ -92,7 +104,7 @@ class DatagramSocket:
 
     # --- in ---
 
-    def receive(self) -> list[bytes] | None:
+    def receive(self) -> Arrived | None:
         """The datagrams of one receive call (GRO split undone); None when the socket is empty."""
         self._counters["receive_calls"] += 1
         try:
@@ -101,20 +113,23 @@ class DatagramSocket:
             )
         except OSError as error:
             # A pending error of an earlier send (ECONNREFUSED) is reported once: go on reading.
-            return None if error.errno in _FULL else []
+            return None if error.errno in _FULL else Arrived([], None)
         segment = nbytes
+        wall_ns = None
         for level, kind, data in ancillary:
             if (level, kind) == (SOL_UDP, UDP_GRO):
                 segment = struct.unpack_from("=i", data)[0]
             elif (level, kind) == (socket.SOL_SOCKET, SO_RXQ_OVFL):
                 self._counters["kernel_drops"] = struct.unpack_from("=I", data)[0]
+            elif (level, kind) == (socket.SOL_SOCKET, SO_TIMESTAMPNS):
+                seconds, nanoseconds = struct.unpack_from("@ll", data)
+                wall_ns = seconds * 1_000_000_000 + nanoseconds
         if flags & socket.MSG_TRUNC:
             self._counters["truncated"] += 1
-            return []
-        message = memoryview(self._scratch)
-        if nbytes == 0:
-            return [b""]
-        return [bytes(message[at : min(at + segment, nbytes)]) for at in range(0, nbytes, segment)]
+            return Arrived([], wall_ns)
+        message = bytes(memoryview(self._scratch)[:nbytes])
+        cuts = range(0, nbytes, segment) if nbytes else [0]
+        return Arrived([message[at : at + segment] for at in cuts], wall_ns)
 
 
 def probe_offload(fd: int) -> tuple[bool, bool]:

@@ -36,6 +36,9 @@ COUNTERS: tuple[str, ...] = (
 
 LOW_32 = 0xFFFFFFFF
 
+HOST_DELAY_UNIT_NS = 4096
+"""Unit of the 16-bit host delay in a credit: up to 268 ms."""
+
 MAX_CHUNK_BYTES = 65_448
 MAX_CWND = 1 << 30
 """A multiple of 8 that fits a UDP datagram with all headers."""
@@ -87,6 +90,7 @@ class ChannelState:
         self._drained_since_credit = 0
         self._credit_due = False
         self._progress_ns = 0
+        self._newest_arrival_ns: int | None = None
         self._socket_full = False
         self._has_new_work = False
         self._window_limited = False
@@ -144,7 +148,9 @@ class ChannelState:
 
     def sync_received(self, sequence: int) -> None:
         """All up to `sequence` has arrived or is lost (a PROBE said so)."""
-        self.received_sequence = max(self.received_sequence, sequence)
+        if sequence > self.received_sequence:
+            self.received_sequence = sequence
+            self._newest_arrival_ns = None  # No datagram of this sequence has been held here.
 
     def _the_socket(self) -> DatagramSocket:
         if self._socket is None:

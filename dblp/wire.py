@@ -34,6 +34,9 @@ KIND_HELLO = 3
 FLAG_CREDIT_REQUEST = 1
 """On KIND_CREDIT: the sender is blocked; `round` = newest sequence it has sent.  Answer with a credit."""
 
+FLAG_CREDIT_UNTIMED = 2
+"""On KIND_CREDIT: the newest sequence is known from a probe or a request, not from an arrival: no round-trip sample."""
+
 IP_UDP_OVERHEAD = {4: 28, 6: 48}
 """Bytes of IP and UDP header per datagram, by IP version."""
 

@@ -119,7 +119,7 @@ def run(
 
         result = run_demo(plan, on_round)
     console.print()
-    console.print(comparison(result.summary))
+    console.print(comparison(result.summary, result.critical_bursts))
     console.print()
     if result.plots_missing:
         console.print("No plots: matplotlib is not installed; pip install 'dblp\\[plots]'.")

@@ -272,15 +272,23 @@ class StreamState:
 
     def left_alone(self, left: set[int]) -> str:
         """Who waits in vain for a rank that has said goodbye, as one sentence; '' if nobody."""
-        offers = self.current.offers
-        gone = next((rank for rank in sorted(left) if offers[rank] is None), None)
-        if gone is None or not self.current.offered:
+        round_ = self.current
+        if not round_.offered:
             return ""
-        waiting = next(rank for rank, offer in enumerate(offers) if offer is not None)
-        return (
-            f"{self.current.where}: rank {waiting} waits for rank {gone}, which has closed its "
-            f"worker: all ranks must run the same rounds"
-        )
+        for rank in sorted(left):
+            if round_.offers[rank] is None:
+                waiting = next(r for r, offer in enumerate(round_.offers) if offer is not None)
+                return (
+                    f"{round_.where}: rank {waiting} waits for rank {rank}, which has closed its "
+                    f"worker: all ranks must run the same rounds"
+                )
+            # A worker that has the mean has sent what the server needs: this one has not.
+            if not round_.receivers or not round_.receivers[rank].is_over:
+                return (
+                    f"{round_.where}: rank {rank} has closed its worker in the middle of the "
+                    f"round: wait for all_reduce to return before closing"
+                )
+        return ""
 
     def find(self, round_id: int) -> ServerRound | None:
         """The round with this id, if it is still going."""

@@ -81,7 +81,7 @@ cdef class _ChannelFlow:
         grant_credit(&self.state, sequence_seen, limit, -1, 0)
 
     def sync_received(self, sequence):
-        self.state.received_sequence = max(self.state.received_sequence, <uint64_t> sequence)
+        sync_sequence(&self.state, sequence)
 
     def blocked(self):
         cdef ChannelState *s = &self.state

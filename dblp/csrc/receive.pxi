@@ -81,19 +81,27 @@ cdef void handle_credit(ChannelState *s, const uint8_t *header, int64_t now) noe
     if header[1] & FLAG_REQUEST:
         s.counters[C_REQUESTS_RECEIVED] += 1
         sequence = extend32(s.received_sequence, get32(header + 8))
-        if sequence > s.received_sequence:
-            s.received_sequence = sequence
+        sync_sequence(s, sequence)
         s.credit_due = True
         return
     s.counters[C_CREDITS_RECEIVED] += 1
-    grant_credit(s, extend32(s.acknowledged, get32(header + 8)), extend32(s.limit, get32(header + 12)), now,
-                 <int64_t> get16(header + 4) * HOST_DELAY_UNIT_NS)
+    s.last_progress_ns = now
+    grant_credit(s, extend32(s.acknowledged, get32(header + 8)), extend32(s.limit, get32(header + 12)),
+                 -1 if header[1] & FLAG_UNTIMED else now, <int64_t> get16(header + 4) * HOST_DELAY_UNIT_NS)
+
+
+cdef void sync_sequence(ChannelState *s, uint64_t sequence) noexcept nogil:
+    """All up to `sequence` has arrived or is lost.  When the newest of it arrived is not known, so the credit that
+    covers it must not be taken for a round trip (Karn's rule)."""
+    if sequence > s.received_sequence:
+        s.received_sequence = sequence
+        s.timed = False
 
 
 cdef void grant_credit(ChannelState *s, uint64_t seen, uint64_t limit, int64_t now, int64_t host_delay) noexcept nogil:
     """Never lowers; every entry of the send-time ring that `seen` covers gives up its place, the newest a sample.
     `host_delay`: how long the peer's host had the datagram before the credit left; no part of the path's delay.
-    `now` below 0: the credit came on the reliable channel and says nothing about time."""
+    `now` below 0: the credit says nothing about time."""
     cdef int64_t sample = -1
     cdef TimeMark *mark
     if seen > s.sent_sequence:
@@ -108,10 +116,7 @@ cdef void grant_credit(ChannelState *s, uint64_t seen, uint64_t limit, int64_t n
             s.times_head += 1
     if limit > s.limit:
         s.limit = limit
-    if now < 0:
-        return
-    s.last_progress_ns = now
-    if sample >= 0:
+    if now >= 0 and sample >= 0:
         s.rtt_last_ns = sample
         sample = max(sample - host_delay, 0)
         if s.rtt_count == 0 or sample < s.rtt_min_ns:
@@ -157,6 +162,7 @@ cdef int inspect(
     if sequence > s.received_sequence:
         s.received_sequence = sequence
         s.newest_arrival_ns = now
+        s.timed = True
     s.drained_since_credit += 1
     index = find_receive(s, get16(header + 4), get32(header + 8))
     if index < 0:

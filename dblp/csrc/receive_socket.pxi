@@ -119,7 +119,7 @@ cdef int take_aimed(ChannelState *s, int m, int64_t size, int64_t segment, int64
     cdef uint32_t chunk = 0, kind
     cdef int index
     cdef uint8_t *header
-    if segment != s.datagram_bytes and size > s.datagram_bytes:
+    if size > segment and segment != s.datagram_bytes:   # several datagrams of another size lie across the pairs
         return 0
     for pair in range(pairs):
         if done >= size:

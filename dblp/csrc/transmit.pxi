@@ -218,8 +218,8 @@ cdef void send_failed(ChannelState *s) noexcept nogil:
 
 cdef void credit_datagram(ChannelState *s, bint request, uint8_t *header, int64_t now) noexcept nogil:
     cdef uint64_t seen = s.sent_sequence if request else s.received_sequence
-    cdef int64_t held = 0 if request else max(now - s.newest_arrival_ns, 0) // HOST_DELAY_UNIT_NS
-    write_header(header, KIND_CREDIT, FLAG_REQUEST if request else 0, 0, <uint32_t> min(held, 65535), s.sent_sequence,
+    cdef int64_t held = 0 if request or not s.timed else max(now - s.newest_arrival_ns, 0) // HOST_DELAY_UNIT_NS
+    write_header(header, KIND_CREDIT, FLAG_REQUEST if request else 0 if s.timed else FLAG_UNTIMED, 0, <uint32_t> min(held, 65535), s.sent_sequence,
                  <uint32_t> seen, 0 if request else <uint32_t> (seen + s.window),
                  s.send_tag, header)
     s.counters[C_REQUESTS_SENT if request else C_CREDITS_SENT] += 1

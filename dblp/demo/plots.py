@@ -74,7 +74,7 @@ def draw_send_latency(pyplot: Any, sides: Sequence[SideRecord]) -> Any:
                 label=label,
             )
             axes.annotate(
-                f"{record.send_latency_s * 1e3:.1f} ms",
+                f"{record.send_latency_s * 1e3:,.{0 if record.send_latency_s >= 0.1 else 1}f} ms",
                 (record.step, record.send_latency_s * 1e3),
                 xytext=(0, 7),
                 textcoords="offset points",

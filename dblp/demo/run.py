@@ -24,6 +24,8 @@ class DemoResult:
     """The content of summary.json."""
     files: Sequence[Path]
     """Everything written, summary.json first."""
+    critical_bursts: Sequence[int]
+    """Burst rounds that DBLP met in a critical regime, holding on to the low tolerance."""
     plots_missing: bool
     """matplotlib is not installed, so there are no pictures."""
 
@@ -71,8 +73,10 @@ def run_demo(plan: DemoPlan, on_round: OnRound) -> DemoResult:
     files = [out / "summary.json", out / "rounds.jsonl"]
     files[0].write_text(json.dumps(summary, indent=2) + "\n")
     write_rounds(files[1], (dblp, baseline))
+    plots_missing = False
     try:
         files += plots.draw_all(out, dblp, baseline)
     except ImportError:
-        return DemoResult(summary, files, plots_missing=True)
-    return DemoResult(summary, files, plots_missing=False)
+        plots_missing = True
+    critical_bursts = [record.step for record in dblp.burst_rounds if record.critical]
+    return DemoResult(summary, files, critical_bursts, plots_missing)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rich.table import Table
 
 BETTER_ABOVE = 1.05
 WORSE_BELOW = 0.95
+CRITICAL_NOTE = "\n* In a critical regime, where DBLP loses no more than the baseline."
 
 
-def comparison(summary: Mapping[str, Any]) -> Table:
-    """summary.json as a table: one row per number, DBLP beside the baseline and the ratio."""
+def comparison(summary: Mapping[str, Any], critical_bursts: Collection[int] = ()) -> Table:
+    """summary.json as a table: one row per number, DBLP beside the baseline and the ratio.
+
+    `critical_bursts` are the burst rounds that DBLP met in a critical regime; they are marked.
+    """
     config, ratios = summary["config"], summary["ratios"]
     dblp, baseline = summary["dblp"], summary["baseline"]
     table = Table(
@@ -21,7 +25,8 @@ def comparison(summary: Mapping[str, Any]) -> Table:
             f"bursts of {config['burst_loss']:.0%} loss"
         ),
         caption="Send latency: worker to server, the slowest worker of each iteration.\n"
-        "Ratio: baseline over DBLP; above 1, DBLP needs less.",
+        "Ratio: baseline over DBLP; above 1, DBLP needs less."
+        + (CRITICAL_NOTE if critical_bursts else ""),
         title_style="bold",
     )
     table.add_column("")
@@ -39,8 +44,9 @@ def comparison(summary: Mapping[str, Any]) -> Table:
         config["burst_rounds"], dblp["burst_latency_s"], baseline["burst_latency_s"], strict=True
     )
     for step, ours, theirs in bursts:
+        mark = " *" if step in critical_bursts else ""
         table.add_row(
-            f"Send latency, burst in round {step}",
+            f"Send latency, burst in round {step}{mark}",
             seconds(ours),
             seconds(theirs),
             quotient(theirs, ours),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..config import TransportConfig
 from ..fastpath import Channel
 from ..stats import counter_deltas
+from ..tolerance import EXACT, Tolerance
 from ..wire import MAX_UDP_CONTROL_BYTES, Frame, encode_frame
 from .events import Event, Path
 from .probing import ProbePolicy, RttEstimate
 
-__all__ = ["DatagramHealth", "Link", "Outbox", "RoundLabel"]
+__all__ = ["DatagramHealth", "Link", "Outbox", "RoundLabel", "tolerance_text"]
 
 BIG_ROUND_CHUNKS = 1024
 """From this size on (1.5 MB at MTU 1500) Open and Stop also go over TCP: one small frame costs
@@ -84,8 +86,9 @@ class Outbox:
 class DatagramHealth:
     """Whether datagrams get through towards the peer (hazard 9).
 
-    Falling back costs several empty passes.  So when datagrams never worked, or not for
-    `DEAD_ROUNDS_MAX` rounds in a row, rounds start on TCP, with a fresh try now and then.
+    Falling back costs several empty passes.  So when no datagram ever arrived, or
+    `DEAD_ROUNDS_MAX` rounds in a row fell back (one direction is blocked, say), rounds start on
+    TCP, with a fresh try now and then.
     """
 
     __slots__ = ("_dead_rounds", "_ever_worked", "_since_blocked", "_warned", "forced")
@@ -99,15 +102,15 @@ class DatagramHealth:
         self._warned = False
 
     def worked(self) -> None:
-        """A chunk arrived that had travelled as a datagram."""
+        """A round ended without TCP."""
         self._ever_worked = True
         self._dead_rounds = 0
         self._since_blocked = 0
 
     def gave_up(self, *, any_delivered: bool) -> bool:
         """A round fell back; True the first time (a warning is due)."""
-        if not any_delivered:
-            self._dead_rounds += 1
+        hopeless = not any_delivered and not self._ever_worked
+        self._dead_rounds += DEAD_ROUNDS_MAX if hopeless else 1
         first = not self._warned
         self._warned = True
         return first
@@ -116,7 +119,7 @@ class DatagramHealth:
         """Whether a new round starts with datagrams."""
         if self.forced:
             return False
-        if self._dead_rounds < (DEAD_ROUNDS_MAX if self._ever_worked else 1):
+        if self._dead_rounds < DEAD_ROUNDS_MAX:
             return True
         self._since_blocked += 1
         return self._since_blocked % RETRY_ROUNDS == 0
@@ -172,3 +175,9 @@ class Link:
         """
         start, self._counters = self._counters, self.channel.counters()
         return counter_deltas(start, self._counters)
+
+
+@lru_cache(maxsize=64)
+def tolerance_text(tolerance: Tolerance | None) -> str:
+    """The tolerance as reports show it; exact where none is known."""
+    return str(tolerance or EXACT)

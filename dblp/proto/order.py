@@ -81,10 +81,9 @@ def _by_energy(energy: np.ndarray) -> Indices:
     broken = np.isnan(energy)
     if broken.any():
         energy = np.where(broken, np.float32(np.inf), energy)
-    # Bits of non-negative floats sort like the floats.  One integer key per chunk sorts several
-    # times faster than a stable argsort of floats, and makes ties go by index.
+    # Bits of non-negative floats sort like the floats.  Two stable passes over 16 bits each are a
+    # radix sort, several times faster than a stable argsort of floats; ties stay in index order.
     descending = ~energy.view(np.uint32)
-    keys = descending.astype(np.uint64) << np.uint64(32)
-    keys |= np.arange(energy.size, dtype=np.uint64)
-    keys.sort()
-    return keys.astype(np.uint32)  # the low half
+    order = np.argsort(descending.astype(np.uint16), kind="stable")
+    high = (descending >> np.uint32(16)).astype(np.uint16)
+    return order[np.argsort(high[order], kind="stable")].astype(np.uint32)

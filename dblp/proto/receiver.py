@@ -9,12 +9,12 @@ from .. import fastpath
 from ..errors import DBLPError
 from ..fastpath import Reducer
 from ..stats import RoundReport
-from ..tolerance import EXACT, Tolerance
+from ..tolerance import Tolerance
 from ..wire import MAX_CONTROL_FRAME_BYTES, Bitmap, ChunkData, Open, Probe, Ready, Stop
 from .bitmap import ReceiveBitmap, encode_ranges
 from .events import Path, ReceiveFinished
 from .layout import ChunkLayout
-from .link import Link, RoundLabel
+from .link import Link, RoundLabel, tolerance_text
 from .machine import Machine
 from .probing import QUIET_BOUND
 from .reliable import deliver_chunks
@@ -159,6 +159,8 @@ class Receiver:
         self, open_: Open, tolerance: Tolerance, *, wants_ready: bool, now: float
     ) -> None:
         """An Open that fits; `tolerance` is what it asks for, used if none was armed (C1)."""
+        if self.is_over:
+            return
         if self._machine.step(ReceiverInput.ANNOUNCEMENT):
             self.open = open_
             if self._started is None:
@@ -166,8 +168,9 @@ class Receiver:
             if self.tolerance is None:
                 self._fix_bound(tolerance)
             self._look(now)
-        if wants_ready and not self.is_over:
-            self._link.outbox.put(Ready(self.stream, self.round_id), Path.RELIABLE, self)
+        if wants_ready:  # also if that was all: should STOP be lost, only Ready brings a probe
+            owner = None if self.is_over else self
+            self._link.outbox.put(Ready(self.stream, self.round_id), Path.RELIABLE, owner)
 
     def on_probe(self, probe: Probe, *, now: float) -> None:
         """Signal P (Algorithm 2, lines 10-17): STOP, or the bitmap after a quiet period."""
@@ -327,7 +330,7 @@ class Receiver:
             direction=plan.label.direction,
             rank=plan.label.rank,
             regime=plan.label.regime or self._announced_regime(),
-            tolerance=str(self.tolerance or EXACT),
+            tolerance=tolerance_text(self.tolerance),
             chunks=self.layout.count,
             missing=self.layout.count - self._accepted,
             duplicate=self._duplicates,

@@ -14,7 +14,7 @@ from ..wire import Bitmap, Open, Probe, Stop
 from .bitmap import Indices, decode_bits, decode_ranges
 from .events import FallbackToReliable, Path, SendFinished
 from .layout import ChunkLayout
-from .link import Link, RoundLabel
+from .link import Link, RoundLabel, tolerance_text
 from .machine import Machine
 from .reliable import chunk_frames
 from .states import SENDER_HARMLESS, SENDER_TRANSITIONS, SenderInput, SenderState
@@ -279,8 +279,6 @@ class Sender:
         if accepted > self._accepted:
             self._accepted = accepted
             self._idle_passes = 0
-            if not self.fallback:
-                self._link.datagrams.worked()
         else:
             self._idle_passes += 1
         hopeless = self._idle_passes >= IDLE_PASSES_MAX or self.passes >= PASSES_MAX
@@ -346,7 +344,7 @@ class Sender:
             direction=plan.label.direction,
             rank=plan.label.rank,
             regime=plan.label.regime,
-            tolerance=str(plan.tolerance or EXACT),
+            tolerance=tolerance_text(plan.tolerance),
             chunks=self.layout.count,
             missing=missing,
             passes=max(1, self.passes),

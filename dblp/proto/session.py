@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from ..config import TransportConfig
-from ..congestion import RELAXED_INTERVAL_S, Feedback
+from ..congestion import RELAXED_INTERVAL_S
 from ..errors import DBLPError, LocalProtocolError, RemoteProtocolError, RoundAbortedError
 from ..fastpath import Channel, Reducer
 from ..tolerance import Tolerance
-from ..wire import HEADER_BYTES, Frame, Open
+from ..wire import Frame, Open
 from .bitmap import Indices
 from .events import Event, Path, ReceiveFinished
 from .finished import RoundKey
@@ -21,6 +21,7 @@ from .receiver import ReceivePlan, Receiver
 from .rounds import OpenRounds
 from .sender import Sender, SendPlan
 from .states import ReceiverState, SenderState
+from .steering import StallWatch, Steering
 
 __all__ = ["Session"]
 
@@ -57,14 +58,11 @@ class Session:
         self.error: DBLPError | None = None
         """Why the session is over; None while it is not."""
         self._config = config
-        self._congestion = config.congestion.new_control(channel.chunk_bytes + HEADER_BYTES)
-        channel.cwnd = self._congestion.window
-        channel.pacing_rate = self._congestion.pacing_bytes_per_s
         self._link = Link(channel, config, rng)
         self._rounds = OpenRounds()
         self._inbound = Inbound(self._link, self._rounds)
-        self._stall_mark = (0, 0)
-        self._stall_due: float | None = None
+        self._steering = Steering(channel, config, self._link.rtt)
+        self._stall = StallWatch(channel, self._link.policy)
 
     # --- commands ---------------------------------------------------------------------------
 
@@ -178,17 +176,9 @@ class Session:
         if regime is None and tolerance is not None:
             regime = "critical" if critical else "normal"
         announcement = Open(
-            stream=stream,
-            round=round_id,
-            nbytes=layout.nbytes,
-            chunk_bytes=layout.chunk_bytes,
-            dtype=dtype,
-            wants_ready=wait_ready,
-            squared_norm=squared_norm,
-            tolerance=None if tolerance is None else tolerance.wire(),
-            critical=critical,
-            next_tolerance=None if next_tolerance is None else next_tolerance.wire(),
-        )
+            stream, round_id, layout.nbytes, layout.chunk_bytes, dtype, wait_ready,
+            squared_norm, _wire(tolerance), critical, _wire(next_tolerance),
+        )  # fmt: skip
         label = RoundLabel(direction, rank, regime)
         plan = SendPlan(announcement, layout, view, order, reducer, known, label)
         try:
@@ -229,7 +219,7 @@ class Session:
         self.error = error
         self._rounds.fail(error)
         self._link.outbox.clear()
-        self._stall_due = None
+        self._stall.due = None
 
     def block_datagrams(self) -> None:
         """The handshake found that datagrams do not get through: all goes over TCP (hazard 9)."""
@@ -257,14 +247,14 @@ class Session:
         """The channel moved: look at what arrived and what was sent.  Cheap: O(open rounds)."""
         if self.error is not None:
             return
-        self._steer(now)
+        self._steering.on_progress(now=now)
         for receiver in tuple(self._rounds.receivers.values()):
             receiver.on_progress(now=now)
             if receiver.is_over:
                 self._rounds.retire_receiver(receiver)
         for sender in self._rounds.senders.values():
             sender.on_progress(now=now)
-        self._watch_stall(now)
+        self._stall.look(sending=bool(self._rounds.senders), now=now)
 
     def on_timeout(self, *, now: float) -> None:
         """Acts on every timer that is due; harmless when none is."""
@@ -276,12 +266,9 @@ class Session:
                 self._rounds.retire_receiver(receiver)
         for sender in self._rounds.senders.values():
             sender.on_timeout(now=now)
-        if self._stall_due is not None and now >= self._stall_due:
-            self._watch_stall(now)
-            if self._stall_due is not None and now >= self._stall_due:
-                self._stall_due = None
-                for sender in self._rounds.senders.values():
-                    sender.on_stall(now=now)
+        if self._stall.is_stalled(now=now):
+            for sender in self._rounds.senders.values():
+                sender.on_stall(now=now)
 
     # --- outputs ----------------------------------------------------------------------------
 
@@ -305,7 +292,7 @@ class Session:
 
     def next_timeout(self) -> float | None:
         """When `on_timeout` wants to be called, in seconds; None: not by time."""
-        earliest = self._stall_due
+        earliest = self._stall.due
         for receiver in self._rounds.receivers.values():
             if receiver.timer is not None and (earliest is None or receiver.timer < earliest):
                 earliest = receiver.timer
@@ -336,10 +323,10 @@ class Session:
 
     @property
     def update_interval_s(self) -> float:
-        """How soon `on_progress` should be called again while something is being sent, in seconds."""
+        """How soon `on_progress` is wanted again while something is being sent, in seconds."""
         if not self._rounds.senders:
             return RELAXED_INTERVAL_S
-        return self._congestion.update_interval_s
+        return self._steering.update_interval_s
 
     @property
     def rtt_s(self) -> float | None:
@@ -390,34 +377,6 @@ class Session:
         seed = self._config.seed + stream * _STREAM_SEED
         return send_order(kind, layout, round_id=round_id, seed=seed, buffer=view, dtype=dtype)
 
-    def _steer(self, now: float) -> None:
-        """Round-trip samples go to the timers and to congestion control; its window, to the channel."""
-        channel, control = self.channel, self._congestion
-        path_ns, last_ns, samples = channel.take_rtt_ns()
-        if samples:
-            self._link.rtt.update(last_ns)
-        limited = channel.take_window_limited()
-        if not samples and not limited:
-            return
-        control.on_feedback(
-            Feedback(
-                now=now,
-                path_delay_s=path_ns * 1e-9,
-                samples=samples,
-                sent=channel.sent_sequence,
-                acknowledged=channel.acknowledged,
-                window_limited=limited,
-            )
-        )
-        channel.cwnd = control.window
-        channel.pacing_rate = control.pacing_bytes_per_s
 
-    def _watch_stall(self, now: float) -> None:
-        """Arms the stall timer while the channel is blocked and nothing moves."""
-        if not self._rounds.senders or not self.channel.blocked():
-            self._stall_due = None
-            return
-        mark = (self.channel.sent_sequence, self.channel.acknowledged)
-        if self._stall_due is None or mark != self._stall_mark:
-            self._stall_mark = mark
-            self._stall_due = now + self._link.policy.stall_s()
+def _wire(tolerance: Tolerance | None) -> str | None:
+    return None if tolerance is None else tolerance.wire()

@@ -24,7 +24,7 @@ POOL_ELEMENTS = 6007
 
 UNUSED_STREAM = 60_000
 
-FAR_SEEN = 0xFFFF
+UNKNOWN_KIND = 9
 
 
 class GradientPool:
@@ -63,9 +63,8 @@ def connect(
         channel = ImpairedChannel(
             -1, send_tag=send_tag, recv_tag=recv_tag, chunk_bytes=options.chunk_bytes
         )
+        channel.recv_tag = recv_tag
         channel.window = options.window
-        channel.cwnd = options.cwnd
-        channel.pacing_rate = options.pacing_bytes_per_s
         channel.grant(0, options.window)
         name = f"{roles[side]}-{rank}"
         session = WatchedSession(
@@ -117,17 +116,14 @@ def intrude(checker: CountedDatagrams, end: End, rng: random.Random, now: float)
     session, channel = end.session, end.channel
     assert isinstance(session, WatchedSession)
     receivers = list(session.receivers_armed.values())
-    still_open = [r for r in receivers if not r.is_over and session.error is None]
-    over = [r for r in receivers if r.is_over]
-    sequence = channel.received_sequence & FAR_SEEN
-    tag = _recv_tag(end)
+    still_open = [receiver for receiver in receivers if not receiver.is_over]
+    over = [receiver for receiver in receivers if receiver.is_over]
     kinds = ["foreign", "corrupt", "short", "version", "kind", "future"]
     kinds += ["index", "length"] * bool(still_open) + ["stale"] * bool(over)
     kind = rng.choice(kinds)
     target = rng.choice(still_open) if still_open else None
     stream, round_id = (target.stream, target.round_id) if target else (UNUSED_STREAM, 3)
-    chunk, payload, frame_kind = 0, bytes(options_bytes(end)), KIND_DATA
-    expected = "malformed"
+    chunk, tag, payload, expected = 0, channel.recv_tag, bytes(channel.chunk_bytes), "malformed"
     if kind == "foreign":
         tag, expected = tag ^ 1, "foreign"
     elif kind == "future":
@@ -135,19 +131,19 @@ def intrude(checker: CountedDatagrams, end: End, rng: random.Random, now: float)
     elif kind == "stale":
         old = rng.choice(over)
         stream, round_id, expected = old.stream, old.round_id, "stale"
-    elif kind == "index":
-        assert target is not None
+    elif kind == "index" and target is not None:
         chunk = target.layout.count + rng.choice((0, 1, 1 << 30))
-    elif kind == "length":
-        assert target is not None
-        payload = bytes(target.layout.nbytes % options_bytes(end) + 8)[: options_bytes(end) - 8]
-        if target.layout.count and len(payload) == target.layout.span(0)[1]:
-            payload += b"\0"
-    elif kind == "kind":
-        frame_kind = 9
+    elif kind == "length" and target is not None:
+        right = target.layout.span(0)[1] if target.layout.count else 0
+        payload = bytes(right - 1) if right else b"!"
+    # Not newer than what was seen: flow control is none of these datagrams' business.
+    sequence = channel.received_sequence & 0xFFFF
     datagram = bytearray(
-        pack_datagram(frame_kind, 0, stream, sequence, round_id, chunk, tag, payload)
-    )
+        pack_datagram(
+            UNKNOWN_KIND if kind == "kind" else KIND_DATA,
+            0, stream, sequence, round_id, chunk, tag, payload,
+        )
+    )  # fmt: skip
     if kind == "corrupt":
         datagram[HEADER_BYTES - 1 - rng.randrange(4)] ^= 1 << rng.randrange(8)
         expected = "corrupt"
@@ -156,19 +152,3 @@ def intrude(checker: CountedDatagrams, end: End, rng: random.Random, now: float)
     elif kind == "version":
         datagram[0] ^= 0x80
     checker.intrude(end, bytes(datagram), expected, now)
-
-
-def options_bytes(end: End) -> int:
-    """Payload bytes of a full datagram towards `end`."""
-    return int(end.channel.chunk_bytes)
-
-
-def _recv_tag(end: End) -> int:
-    """The tag that `end` accepts, read off what its peer sends."""
-    out = end.peer.channel
-    return int(end_tag(out))
-
-
-def end_tag(channel: ImpairedChannel) -> int:
-    """Session tag on the datagrams that `channel` sends."""
-    return channel.tag

@@ -114,6 +114,17 @@ class ImpairedChannel(fastpath.Channel):
     """A channel without a socket that tells its fault injector which rounds open."""
 
     impairment: ImpairmentState | None = None
+    recv_tag = 0
+    """Session tag of the datagrams that are for this channel."""
+
+    delivered = 0
+    """Chunks accepted from the reliable channel: they are in no datagram."""
+
+    def deliver(self, slot: int, index: int, payload: Any) -> bool:
+        """As `Channel.deliver`."""
+        is_new = super().deliver(slot, index, payload)
+        self.delivered += is_new
+        return is_new
 
     def open_receive(
         self, stream: int, round: int, buffer: Any, bitmap: Any, **options: Any

@@ -128,9 +128,12 @@ class Network:
         """Virtual time in seconds."""
         self.events = 0
         """Events so far."""
+        self.news = True
+        """Whoever waits should look again."""
         self._watcher = watcher
         self._order = 0
         self._queue: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._call_wake = self._on_wake  # one object, to know wakes by
 
     def call_at(self, at: float, call: Callable[..., None], *arguments: object) -> None:
         """Calls `call(*arguments)` at the time `at`, in seconds."""
@@ -139,27 +142,46 @@ class Network:
 
     def kick(self, host: Host) -> None:
         """A turn of Python on `host`, at once."""
-        host.kicked = True
-        self._wake(host, self.now)
+        host.kicked = self.news = True
+        self._wake(host, max(self.now, host.busy_until))
 
     def run(self, done: Callable[[], bool], *, until: float) -> bool:
-        """Handles events until `done()` (True), or until there is none before `until` (False)."""
-        while not done():
-            if not self._queue or self._queue[0][0] > until:
-                self.now = until if self._queue else self.now
-                return False
+        """Handles events until `done()`, or until there is none before `until`; whether it is done.
+
+        `done` may change by a turn of Python or a call of the scenario only.
+        """
+        queue = self._queue
+        self.news = True
+        while True:
+            if self.news:
+                self.news = False
+                if done():
+                    return True
+            self._drop_stale()
+            if not queue or queue[0][0] > until:
+                self.now = until if queue else self.now
+                return done()
             self.events += 1
             if self.events > EVENTS_MAX:
                 raise AssertionError(f"the simulation runs in circles at {self.now:.6f} s")
-            at, _, call, arguments = heapq.heappop(self._queue)
-            self.now = at
+            self.now, _, call, arguments = heapq.heappop(queue)
             call(*arguments)
-        return True
 
     @property
     def idle(self) -> bool:
         """Nothing will ever happen any more."""
+        self._drop_stale()
         return not self._queue
+
+    def _drop_stale(self) -> None:
+        """Forgets wakes that are not wanted any more."""
+        queue = self._queue
+        while queue and queue[0][2] is self._call_wake:
+            host, at = queue[0][3]
+            assert isinstance(host, Host)
+            if at == host.wake_at and not host.dead:
+                return
+            heapq.heappop(queue)
 
     # --- sending ----------------------------------------------------------------------------
 
@@ -194,14 +216,15 @@ class Network:
     # --- turns ------------------------------------------------------------------------------
 
     def _wake(self, host: Host, at: float) -> None:
-        if at < host.wake_at:
+        """The next wake of `host` is at `at`, in place of the one before."""
+        if at != host.wake_at:
             host.wake_at = at
-            self.call_at(at, self._on_wake, host, at)
+            if at < math.inf:
+                self.call_at(at, self._call_wake, host, at)
 
     def _on_wake(self, host: Host, at: float) -> None:
-        if at == host.wake_at and not host.dead:  # else an earlier one has taken its place
-            host.wake_at = math.inf
-            self._turn(host)
+        host.wake_at = math.inf
+        self._turn(host)
 
     def _turn(self, host: Host) -> None:
         """Everything that `host` does at this time."""
@@ -220,17 +243,16 @@ class Network:
                     self._wake(host, host.busy_until)
                     return
             moved = self._pump(host)
-            if any(end.channel.reached() for end in host.ends):
+            if any(end.channel.reached() for end in host.ends if not end.failed):
                 host.kicked = True
             elif not moved and not host.kicked:
                 break
-        wake = self._next_wake(host)
-        if wake < math.inf:
-            self._wake(host, max(wake, now))
+        self._wake(host, max(self._next_wake(host), now))
 
     def _settle(self, host: Host) -> None:
         """A turn of Python: inputs, timers, events and control frames of all connections."""
         now = self.now
+        self.news = True
         host.kicked = False
         host.settle_by = math.inf
         for end in host.ends:
@@ -277,6 +299,8 @@ class Network:
         now_ns = int(now * 1e9)
         moved = False
         for end in host.ends:
+            if end.failed:
+                continue
             arrived, end.inbox = end.inbox, []
             faults = end.impairment
             if faults is not None and not faults.plan.loss_only:
@@ -286,7 +310,8 @@ class Network:
                 moved = True
         moved |= self._transmit(host, TURN_DATAGRAMS)
         if moved and host.settle_by == math.inf:
-            host.settle_by = now + PUMP_BUDGET_S
+            interval_s = min(end.session.update_interval_s for end in host.ends)
+            host.settle_by = now + min(interval_s, PUMP_BUDGET_S)
         return moved
 
     def _transmit(self, host: Host, most: int) -> bool:
@@ -295,6 +320,8 @@ class Network:
         now_ns = int(now * 1e9)
         moved = False
         for end in host.ends:
+            if end.failed:
+                continue
             datagrams = end.channel.collect(most if now >= end.nic_free_at else 0, now_ns)
             if datagrams:
                 self._send(end, datagrams)
@@ -306,6 +333,8 @@ class Network:
         now_ns = int(self.now * 1e9)
         earliest = min(host.timer, host.settle_by)
         for end in host.ends:
+            if end.failed:
+                continue
             deadline = end.channel.next_deadline_ns(now_ns)
             if deadline >= 0:
                 due = max(deadline * 1e-9, self.now) + _CLOCK_STEP_S

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from ..config import FLOAT_DTYPES, ORDERS, TransportConfig
+from ..congestion import AdaptiveWindow, Congestion, FixedRate, Unpaced
 from ..faults import GilbertElliott, Impairment
 from ..phase import FixedTolerance, GradientNormPolicy, Schedule, TolerancePolicy
 from ..wire import ROUND_MODULUS
@@ -28,13 +29,26 @@ QUEUE_DATAGRAMS = (8, 64, 1024, 1024)
 
 WINDOWS = (1, 2, 7, 32, 256, 4096, 4096)
 
-BUDGETS_CHUNKS = (100, 400, 400, 1500, 4000)
+CONGESTIONS: tuple[Congestion, ...] = (
+    AdaptiveWindow(),
+    AdaptiveWindow(),
+    AdaptiveWindow(step_datagrams=1, initial_datagrams=1, minimum_datagrams=1),
+    AdaptiveWindow(queue_delay_s=1e-5, minimum_datagrams=2),
+    FixedRate(8e6),
+    FixedRate(1e9),
+    Unpaced(),
+)
+
+FLIGHTS = 12
+"""Windows per round, at most: more of the same costs time and finds nothing."""
+
+BUDGETS_CHUNKS = (50, 200, 400, 800, 3000)
 """Chunks of one run, about, over all ranks, streams and rounds: bounds its cost."""
 
 TIMEOUT_S = 10_000.0
 """Longer than any run: no round may need it."""
 
-FREEZE_TIMEOUT_S = 5.0
+FREEZE_TIMEOUT_S = 1.0
 """... except where a peer falls silent for ever."""
 
 
@@ -68,8 +82,7 @@ class Options:
     first_round: int
     chunk_bytes: int
     window: int
-    cwnd: int
-    pacing_bytes_per_s: float
+    congestion: Congestion
     order: str
     stop: str
     control: str
@@ -119,6 +132,7 @@ class Options:
             stop=self.stop,
             control=self.control,
             probe_quiet_s=self.probe_quiet_s,
+            congestion=self.congestion,
             timeout_s=self.timeout_s,
             seed=self.seed % 1000,
         )
@@ -142,7 +156,9 @@ def draw(seed: int) -> Options:
     world = rng.choice((1, 2, 2, 3, 3, 4, 5)) if kind == "cluster" else 1
     chunk_bytes = rng.choice(CHUNK_BYTES)
     first_round = rng.choice((0, 0, 1, ROUND_MODULUS - 1, ROUND_MODULUS - 2, (1 << 31) - 2))
-    streams = _streams(rng, kind, world, chunk_bytes)
+    window, congestion = rng.choice(WINDOWS), rng.choice(CONGESTIONS)
+    in_flight = min(window, congestion.new_control(chunk_bytes).window)
+    streams = _streams(rng, kind, world, chunk_bytes, in_flight)
     trouble = _trouble(rng, kind, world)
     blocked = rng.choice(("up", "down", "both")) if rng.random() < 0.12 else ""
     return Options(
@@ -152,10 +168,9 @@ def draw(seed: int) -> Options:
         streams=streams,
         first_round=first_round,
         chunk_bytes=chunk_bytes,
-        window=rng.choice(WINDOWS),
-        cwnd=rng.choice((1 << 30, 1 << 30, 1, 3, 16, 100)),
-        pacing_bytes_per_s=rng.choice((0.0, 0.0, 0.0, 1e6, 1e8)),
-        order=_order(rng, streams),
+        window=window,
+        congestion=congestion,
+        order=rng.choice(("auto", *ORDERS)),
         stop=rng.choice(("eager", "eager", "patient")),
         control=rng.choice(("datagram", "datagram", "datagram", "tcp")),
         probe_quiet_s=rng.choice((None, None, 0.0, 1e-3)),
@@ -186,12 +201,13 @@ def draw(seed: int) -> Options:
 
 
 def _streams(
-    rng: random.Random, kind: str, world: int, chunk_bytes: int
+    rng: random.Random, kind: str, world: int, chunk_bytes: int, in_flight: int
 ) -> tuple[tuple[RoundPlan, ...], ...]:
     """Layouts mostly stay the same within a stream, as a model's buckets do."""
     streams = rng.choice((1, 1, 1, 2, 3))
     rounds = rng.choice((1, 2, 3, 3, 5, 8))
-    chunks_max = max(1, rng.choice(BUDGETS_CHUNKS) // (world * streams * rounds))
+    budget = rng.choice(BUDGETS_CHUNKS) // (world * streams * rounds)
+    chunks_max = max(1, min(budget, FLIGHTS * in_flight))
     float_only = rng.random() < 0.5
     plans = []
     for _ in range(streams):
@@ -216,10 +232,6 @@ def _elements(rng: random.Random, per_chunk: int, chunks_max: int) -> int:
         return 1
     chunks = round(min(chunks_max, 400) ** rng.random())
     return max(1, chunks * per_chunk - (rng.randrange(per_chunk) if rng.random() < 0.5 else 0))
-
-
-def _order(rng: random.Random, streams: tuple[tuple[RoundPlan, ...], ...]) -> str:
-    return rng.choice(("auto", *ORDERS))
 
 
 def _policy(rng: random.Random) -> tuple[object, ...]:

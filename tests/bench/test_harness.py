@@ -12,7 +12,7 @@ from bench.goals import GOALS
 from bench.harness import CaseResult, Chart, Distribution, Settings, holds, ratio, write_result
 from bench.interleave import Plan, Side, interleave
 from bench.kernel import parse_udp_counters
-from bench.transport.peers.role import PeerTimeoutError
+from bench.transport.peers.role import PeerError, PeerTimeoutError
 
 _SNMP = """Ip: Forwarding
 Ip: 1
@@ -87,15 +87,20 @@ def test_sides_take_turns_until_each_has_its_samples() -> None:
     assert log[:4] == ["a", "b", "b", "a"]
 
 
-def test_a_side_that_hangs_stops_taking_turns_and_the_others_go_on() -> None:
+def test_a_side_that_hangs_or_breaks_stops_taking_turns_and_the_others_go_on() -> None:
     def hangs(count: int, limit_s: float) -> list[float]:
         raise PeerTimeoutError("no answer", limit_s)
 
+    def breaks(count: int, limit_s: float) -> list[float]:
+        raise PeerError("no disk")
+
     stuck = Side("stuck", hangs, Plan(rounds=3, budget_s=2.0))
     fine = Side("fine", lambda count, limit_s: [0.1] * count, Plan(rounds=3, budget_s=2.0))
-    interleave([stuck, fine])
+    broken = Side("broken", breaks, Plan(rounds=3, budget_s=2.0))
+    interleave([stuck, broken, fine])
     assert stuck.gave_up_s is not None
-    assert not stuck.samples
+    assert not stuck.samples and not broken.samples
+    assert broken.failure == "no disk"
     assert len(fine.samples) == 3
 
 

@@ -63,9 +63,10 @@ class Datagrams:
             wire.KIND_DATA, 0, stream, self.sequence, round, chunk, self._tag, payload
         )
 
-    def credit(self, seen: int, limit: int) -> bytes:
+    def credit(self, seen: int, limit: int, held: int = 0) -> bytes:
+        """`held`: how long the datagram was with the peer's host, in units of 4,096 ns."""
         return self._pack(
-            wire.KIND_CREDIT, 0, 0, 0, seen & 0xFFFFFFFF, limit & 0xFFFFFFFF, self._tag, b""
+            wire.KIND_CREDIT, 0, held, 0, seen & 0xFFFFFFFF, limit & 0xFFFFFFFF, self._tag, b""
         )
 
     def request(self, sent: int) -> bytes:

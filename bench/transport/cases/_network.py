@@ -94,6 +94,8 @@ def record(result: CaseResult, side: Side, **labels: Any) -> Distribution | None
         where = ", ".join(f"{key} {value}" for key, value in labels.items())
         text = f"{side.name} ({where}): gave up after waiting {side.gave_up_s:.0f} s for a round"
         note(result, text)
+    if side.failure is not None:
+        result.failures.append(f"{side.name}: {side.failure}")
     if not side.samples:
         return None
     return result.add(side.samples, "ms", scale=1e3, **labels, side=side.name)

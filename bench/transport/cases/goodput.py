@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +20,14 @@ from bench.transport.cases import _network as network
 from bench.transport.peers.dblp_peer import flow_missing, run_dblp_flow
 from bench.transport.peers.flow import FlowResult
 from bench.transport.peers.raw_udp import run_raw_udp
+from bench.transport.peers.role import PeerError
 from bench.transport.peers.tcp_flow import LARGE_BLOCK_BYTES, run_tcp_flow
 
 _MB = 1_000_000
 _SUMMARY_BYTES = 100 * _MB
 _TURNS = 4
+# After this long no further turn starts at a size: the case has to end within ten minutes.
+_SIZE_BUDGET_S = 45.0
 # Rounds of one turn, by size: about half a second with offloads on.
 _TURN_ROUNDS = {1 * _MB: 60, 20 * _MB: 20, 100 * _MB: 8, 500 * _MB: 3}
 _TURN_ROUNDS_MTU = {1 * _MB: 40, 20 * _MB: 8, 100 * _MB: 3, 500 * _MB: 1}
@@ -89,10 +93,9 @@ def run(settings: Settings, result: CaseResult) -> None:
             if offloads is None and not settings.smoke:
                 sizes = {_SUMMARY_BYTES: sizes[_SUMMARY_BYTES]}
             for nbytes, rounds in sizes.items():
-                turns = settings.pick(_TURNS, 1)
-                _take_turns(cells, lab, label, flows, nbytes, rounds, turns)
-    medians = _record(result, cells)
-    _summarise(result, cells, medians, settings.pick(_SUMMARY_BYTES, next(iter(_SMOKE_ROUNDS))))
+                _take_turns(result, cells, (label, lab), flows, nbytes, rounds)
+    seen = _record(result, cells)
+    _summarise(result, cells, seen, settings.pick(_SUMMARY_BYTES, next(iter(_SMOKE_ROUNDS))))
 
 
 def _flows(result: CaseResult, *, dblp: bool) -> dict[str, Flow]:
@@ -114,19 +117,28 @@ def _flows(result: CaseResult, *, dblp: bool) -> dict[str, Flow]:
 
 
 def _take_turns(
+    result: CaseResult,
     cells: Cells,
-    lab: NetworkLab | None,
-    label: str,
+    where: tuple[str, NetworkLab | None],
     flows: dict[str, Flow],
     nbytes: int,
     rounds: int,
-    turns: int,
 ) -> None:
-    names = list(flows)
-    for turn in range(turns):
+    """All sides in turn, each time in another order. A side that fails is out of all the rest."""
+    label, lab = where
+    started = time.monotonic()
+    for turn in range(1 if nbytes in _SMOKE_ROUNDS else _TURNS):
+        if turn and time.monotonic() - started > _SIZE_BUDGET_S:
+            break
+        names = list(flows)
         shift = turn % len(names)
         for name in (*names[shift:], *names[:shift]):
-            flow = flows[name](lab, 0, 1, nbytes=nbytes, rounds=rounds)
+            try:
+                flow = flows[name](lab, 0, 1, nbytes=nbytes, rounds=rounds)
+            except PeerError as error:
+                result.failures.append(f"{name} ({label}, {nbytes} bytes): {error}")
+                del flows[name]
+                continue
             cells.setdefault((label, nbytes, name), _Collected()).add(flow)
 
 
@@ -144,7 +156,10 @@ def _record(result: CaseResult, cells: Cells) -> dict[tuple[str, int, str], Dist
     for label in dict.fromkeys(label for label, _, _ in cells):
         sizes = sorted({nbytes for at, nbytes, _ in cells if at == label})
         names = list(dict.fromkeys(name for at, _, name in cells if at == label))
-        series = {name: [seen[label, n, name].p50 for n in sizes] for name in names}
+        series = {
+            name: [seen[label, n, name].p50 if (label, n, name) in seen else 0.0 for n in sizes]
+            for name in names
+        }
         ticks = [f"{n / _MB:g} MB" for n in sizes]
         chart = Chart(
             label.replace(" ", "-"), f"one flow, {label}", "Gb/s (median)", series, x=ticks

@@ -133,7 +133,17 @@ def test_the_table_names_every_number(
 ) -> None:
     content = summary.summarize(DemoSettings(), BURSTS, *sides)
     console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(table.comparison(content))
+    console.print(table.comparison(content, [25]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("burst in round 12", "p95", "5.00×", "97.0%", "25.0%", "Replica drift", "1.50×"):
+    for part in (
+        "burst in round 12 ",
+        "burst in round 25 *",
+        "* In a critical",
+        "p95",
+        "5.00×",
+        "97.0%",
+        "25.0%",
+        "Replica drift",
+        "1.50×",
+    ):
         assert part in text

@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from dblp.config import TransportConfig
-from dblp.proto import Event, Path, ReceiveFinished, Receiver, SendFinished, Sender, Session
+from dblp.proto import Event, Path, ReceiveFinished, Receiver, Sender, SendFinished, Session
 from dblp.tolerance import EXACT, Tolerance
 from dblp.wire import KIND_DATA, Frame, decode_frame, encode_frame
 
@@ -86,13 +86,17 @@ class Pair:
 
     # --- shortcuts --------------------------------------------------------------------------
 
-    def send(self, data: np.ndarray, *, stream: int = 0, round_id: int = 1, **more: object) -> Sender:
+    def send(
+        self, data: np.ndarray, *, stream: int = 0, round_id: int = 1, **more: object
+    ) -> Sender:
         more = {"wait_ready": False, "dtype": "float32"} | more
         return self.a.session.send(
             stream=stream, round_id=round_id, buffer=data, now=self.now, **more
         )
 
-    def arm(self, out: np.ndarray, *, stream: int = 0, round_id: int = 1, **more: object) -> Receiver:
+    def arm(
+        self, out: np.ndarray, *, stream: int = 0, round_id: int = 1, **more: object
+    ) -> Receiver:
         more = {"tolerance": EXACT, "dtype": "float32"} | more
         return self.b.session.arm(
             stream=stream, round_id=round_id, buffer=out, now=self.now, **more
@@ -134,8 +138,10 @@ class Pair:
 
     def turn(self) -> None:
         """Both drivers, until nothing moves at this instant."""
-        while any([self._serve(side) for side in (self.a, self.b)]):
-            pass
+        moved = True
+        while moved:
+            moved = self._serve(self.a)
+            moved |= self._serve(self.b)
 
     def _serve(self, side: Side) -> bool:
         channel, session = side.channel, side.session

@@ -20,9 +20,7 @@ def order_of(kind: str, count: int, *, round_id: int = 0, seed: int = 0) -> np.n
     buffer = np.ones(count * 16, np.float32)
     layout = ChunkLayout(buffer.nbytes, 64)
     assert layout.count == count
-    return send_order(
-        kind, layout, round_id=round_id, seed=seed, buffer=buffer, dtype="float32"
-    )
+    return send_order(kind, layout, round_id=round_id, seed=seed, buffer=buffer, dtype="float32")
 
 
 @given(

@@ -196,4 +196,4 @@ def test_receiver_methods_in_every_state(
     elif input_ is ReceiverInput.ANSWER_DUE and state is ReceiverState.RECEIVING:
         assert [type(frame) for frame, _ in frames] == [Bitmap]
     if state is ReceiverState.STOPPED:
-        assert len([e for e in pair.b.session.take_events()]) == 1  # R2: one decision
+        assert len(pair.b.session.take_events()) == 1  # R2: one decision

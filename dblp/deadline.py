@@ -1,0 +1,87 @@
+"""A time limit for rounds that may lose chunks: a burst round then takes about as long as a clean one (hazard 11).
+
+70 % loss against a bound of 40.8 % still needs several passes.  With a deadline the receiver takes what it has by then,
+if that is at least a floor; else it goes on and stops at the floor.  Exact rounds and critical regimes have no deadline.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+from .errors import ConfigError
+from .tolerance import Tolerance
+
+__all__ = ["Deadline", "DeadlineClock"]
+
+KEYS_MAX = 1024
+"""Streams and sizes whose times are remembered; beyond it the oldest are forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """When a round may end early, and with how little.
+
+    `Deadline()` adapts to recent rounds; `Deadline(seconds=0.05)` is fixed.
+    """
+
+    floor: Tolerance | str = "75%"
+    """Largest share of the chunks that may be missing at the deadline."""
+    seconds: float | None = None
+    """From the first sign of the round at the receiver, in seconds; None adapts."""
+    factor: float = 1.25
+    """Adaptive: this many times the median of recent rounds of the same stream and size."""
+    history: int = 32
+    """Adaptive: rounds that count as recent."""
+    warm_up: int = 5
+    """Adaptive: rounds without a deadline before the first one has it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "floor", Tolerance.of(self.floor))
+        if self.seconds is not None and not 0 < self.seconds < float("inf"):
+            raise ConfigError(f"seconds is {self.seconds!r}: choose a number above 0, or None to adapt")
+        if not 1 <= self.factor <= 100:
+            raise ConfigError(f"factor is {self.factor!r}: choose a number from 1 to 100, such as 1.25")
+        if not 1 <= self.warm_up <= self.history:
+            raise ConfigError(
+                f"warm_up is {self.warm_up!r} and history {self.history!r}: choose 1 <= warm_up <= history"
+            )
+
+    def accepts(self, *, accepted: int, count: int) -> bool:
+        """Whether `accepted` of `count` chunks are enough at the deadline."""
+        assert isinstance(self.floor, Tolerance)
+        return accepted >= self.floor.needed(count)
+
+
+class DeadlineClock:
+    """How long recent rounds took, by stream and size; the state of one session."""
+
+    def __init__(self, plan: Deadline | None) -> None:
+        self.plan = plan
+        self._times: dict[tuple[int, int], deque[float]] = {}
+
+    def limit_s(self, stream: int, count: int) -> float | None:
+        """Seconds that a round of `count` chunks has; None: no deadline (yet)."""
+        plan = self.plan
+        if plan is None:
+            return None
+        if plan.seconds is not None:
+            return plan.seconds
+        times = self._times.get((stream, count))
+        if times is None or len(times) < plan.warm_up:
+            return None
+        return plan.factor * statistics.median(times)
+
+    def observe(self, stream: int, count: int, elapsed_s: float, *, share: float = 1.0) -> None:
+        """A round took `elapsed_s`; share: how much of what it wanted had arrived (below 1 only at a deadline), so that
+        a path that has become slower for good is noticed."""
+        if self.plan is None or self.plan.seconds is not None:
+            return
+        key = (stream, count)
+        times = self._times.get(key)
+        if times is None:
+            if len(self._times) >= KEYS_MAX:
+                del self._times[next(iter(self._times))]
+            times = self._times[key] = deque(maxlen=self.plan.history)
+        times.append(elapsed_s / max(share, 0.01))
