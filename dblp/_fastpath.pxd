@@ -54,6 +54,7 @@ cdef extern from "csrc/udp.h" nogil:
     int dblp_enable_gro(int fd)
     int dblp_enable_drop_count(int fd)
     int dblp_gso_works(int fd)
+    int dblp_gro_works(int fd)
     int dblp_wait(pollfd *fds, unsigned int count, int64_t timeout_ns)
 
 

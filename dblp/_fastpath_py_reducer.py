@@ -99,8 +99,8 @@ class Reducer:
         that delivered it."""
         self._out = _elements(out, dtype, "out", writable=True)
         self._sources = [_elements(each, dtype, f"source {i}") for i, each in enumerate(sources)]
-        if not 1 <= len(self._sources) <= 255:
-            raise ValueError(f"a Reducer takes 1 to 255 sources, not {len(self._sources)}")
+        if not 1 <= len(self._sources) <= 254:
+            raise ValueError(f"a Reducer takes 1 to 254 sources, not {len(self._sources)}")
         for rank, source in enumerate(self._sources):
             if source.nbytes != self._out.nbytes:
                 raise ValueError(

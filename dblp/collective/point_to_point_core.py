@@ -123,6 +123,7 @@ class PointToPointCore:
         self._lanes: dict[tuple[Direction, int], _Lane] = {}
         self._finished: list[FinishedTransfer] = []
         self._frames: list[Frame] = []
+        self._stops: dict[int, Frame] = {}
         self._notices: list[str] = []
 
     # --- commands ---------------------------------------------------------------------------
@@ -168,6 +169,9 @@ class PointToPointCore:
         if self.error is not None:
             return
         self.error = error
+        # Closing is an error too.  The last STOP of a stream may have been lost, and nobody will be
+        # here to repeat it: the peer must not take what has arrived for lost.
+        self._frames.extend(self._stops.values())
         self._session.abort(error)
         for lane in self._lanes.values():
             for transfer in (lane.active, *lane.waiting):
@@ -212,7 +216,7 @@ class PointToPointCore:
         return taken
 
     def take_broadcast(self) -> list[Frame]:
-        """Frames for the reliable channel besides those of the session."""
+        """Frames for the reliable channel besides those of the session; also after the end."""
         taken, self._frames = self._frames, []
         return taken
 
@@ -237,6 +241,8 @@ class PointToPointCore:
     # --- inside -----------------------------------------------------------------------------
 
     def _submit(self, transfer: Transfer, now: float) -> Transfer:
+        if self._session.error is not None:  # on_events has not been told yet
+            self.fail(self._session.error)
         if self.error is not None:
             raise self.error
         if not 0 <= transfer.stream < STREAMS_MAX:
@@ -290,6 +296,8 @@ class PointToPointCore:
     def _on_event(self, event: SessionEvent, now: float) -> None:
         if isinstance(event, ReceiveFinished):
             receiver = event.receiver
+            assert receiver.stop is not None
+            self._stops[receiver.stream] = receiver.stop
             self._session.release(receiver.stream, receiver.round_id)
             self._finish((Direction.RECEIVE, receiver.stream), receiver.report, now)
         elif isinstance(event, SendFinished):
@@ -333,7 +341,7 @@ class PointToPointCore:
         assert lane.active is not None
         self._finished.append(FinishedTransfer(lane.active, None, report))
         lane.active = None
-        if lane.waiting:
+        if lane.waiting and self._session.error is None:  # else on_events is about to say so
             self._start(lane, lane.waiting.popleft(), now)
 
 

@@ -222,7 +222,7 @@ class ParameterServer:
 
         Args:
             address: "host:port" or (host, port); port 0 takes a free one.
-            workers: number of workers, 1 … 255.
+            workers: number of workers, 1 … 254.
             policy: decides the tolerance of every round; None is exact (p = 0).
             downlink: "exact" keeps replicas bit-identical; "lossy" is the paper's, with the policy's tolerance.
             rule: "zero" (paper) divides by the number of workers; "contributors" divides each chunk by the number of
@@ -237,8 +237,8 @@ class ParameterServer:
             ConfigError: a bad argument, or an address that cannot be used.
         """
         self.config = config if config is not None else TransportConfig()
-        if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= 255:
-            raise ConfigError(f"workers is {workers!r}: choose an integer from 1 to 255")
+        if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= 254:
+            raise ConfigError(f"workers is {workers!r}: choose an integer from 1 to 254")
         check_choice("downlink", downlink, ("exact", "lossy"))
         check_choice("rule", rule, ("zero", "contributors"))
         check_choice("norm", norm, ("sent", "received"))

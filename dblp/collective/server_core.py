@@ -302,6 +302,8 @@ class ServerCore:
         round_ = stream.current
         assert round_.offered == self.world, "an uplink stopped before it was announced"
         round_.reduce(self._sessions, self.pool)
+        for session in self._sessions:  # a downlink on TCP waits for the whole mean
+            session.on_progress(now=now)
         if round_.decision is None:
             assert round_.result is not None and round_.layout is not None
             norm = fastpath.squared_norm(round_.result, round_.layout.dtype)

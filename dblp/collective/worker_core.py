@@ -175,6 +175,8 @@ class WorkerCore:
             LocalProtocolError: the buffer cannot be averaged.
             DBLPError: the error with which this worker has ended before.
         """
+        if self._session.error is not None:  # on_events has not been told yet
+            self.fail(self._session.error)
         if self.error is not None:
             raise self.error
         item_bytes = ITEM_BYTES.get(dtype)
@@ -361,7 +363,7 @@ class WorkerCore:
         state.regime = round_.regime
         self._learn_tolerance(state, round_.receiver.open)
         self._finished.append(FinishedRound(round_, None, round_.uplink, round_.downlink))
-        if state.waiting and self.error is None:
+        if state.waiting and self.error is None and self._session.error is None:
             self._start(state, state.waiting.popleft(), now)
 
     def _learn_tolerance(self, state: _StreamState, offer: Open) -> None:

@@ -83,6 +83,10 @@ cdef inline bint checksum_is_right(const uint8_t *header, const uint8_t *payload
 
 def pack_datagram(int kind, int flags, int stream, sequence, round, chunk, tag, payload):
     cdef _Pin pin = _Pin(payload, False)
+    for name, value, most in (("kind", kind, 15), ("flags", flags, 255), ("stream", stream, 65535),
+                              ("round", round, NEVER), ("chunk", chunk, NEVER), ("tag", tag, NEVER)):
+        if not 0 <= value <= most:
+            raise ValueError(f"{name} is {value}: it must be 0 to {most}")
     if pin.size() > MAX_DATAGRAM - HEADER:
         raise ValueError(f"a payload of {pin.size()} bytes does not fit a datagram")
     cdef bytes datagram = PyBytes_FromStringAndSize(NULL, HEADER + pin.size())
@@ -90,7 +94,7 @@ def pack_datagram(int kind, int flags, int stream, sequence, round, chunk, tag, 
     if pin.size():
         memcpy(at + HEADER, pin.data(), pin.size())
     write_header(
-        at, kind & 15, flags, pin.size(), stream, <uint64_t> (int(sequence) & 0xFFFF), round, chunk, tag, at + HEADER
+        at, kind, flags, pin.size(), stream, <uint64_t> (int(sequence) & 0xFFFF), round, chunk, tag, at + HEADER
     )
     return datagram
 

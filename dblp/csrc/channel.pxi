@@ -44,14 +44,14 @@ cdef class Channel(_ChannelFlow):
 
     def open_receive(self, int stream, round, buffer, bitmap, *, bint aim=True, Reducer reducer=None, int source=0):
         cdef ChannelState *s = &self.state
-        cdef uint32_t round_id = round
         check_identity(stream, round)
+        cdef uint32_t round_id = round
         if find_receive(s, stream, round_id) >= 0:
             raise ValueError(f"stream {stream} round {round} is open for receiving already")
         cdef _Pin target = _Pin(buffer, True), bits
         cdef int64_t count = (target.size() + s.chunk_bytes - 1) // s.chunk_bytes
         bits = bitmap_pin(bitmap, count, True)
-        if reducer is not None and (reducer.state.count != count or reducer.state.chunk_bytes != s.chunk_bytes
+        if reducer is not None and (reducer.state.nbytes != target.size() or reducer.state.chunk_bytes != s.chunk_bytes
                                     or not 0 <= source < reducer.state.world):
             raise ValueError("the reducer has another layout or fewer sources")
         cdef int index = free_slot(s.receive_count, [s.receive[i].in_use for i in range(SLOTS)], "receive")
@@ -114,6 +114,7 @@ cdef class Channel(_ChannelFlow):
         cdef ReceiveSlot *r = self.receiving(slot)
         if r.accepted >= accepted:
             self.state.event = True
+            r.notify_at = NEVER
         else:
             r.notify_at = <uint32_t> min(accepted, NEVER)
 
@@ -190,7 +191,7 @@ cdef class Channel(_ChannelFlow):
 
     def follow(self, int slot, Reducer reducer not None):
         cdef TransmitSlot *t = self.transmitting(slot)
-        if reducer.state.count != t.count or t.follow != NULL:
+        if reducer.state.nbytes != t.nbytes or reducer.state.chunk_bytes != self.state.chunk_bytes or t.follow != NULL:
             raise ValueError("the reducer has another layout, or the slot follows one already")
         t.follow = &reducer.state
         t.follow_head = 0

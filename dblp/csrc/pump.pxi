@@ -129,4 +129,4 @@ def pump(channels, wake_fds, *, int64_t budget_ns, int64_t linger_ns):
 
 
 def probe_offload(int fd):
-    return (bool(dblp_gso_works(fd)), bool(dblp_enable_gro(fd)))
+    return (bool(dblp_gso_works(fd)), bool(dblp_gro_works(fd)))

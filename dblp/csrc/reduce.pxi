@@ -8,9 +8,21 @@ cdef int element_kind(str dtype) except -1:
     return kind
 
 
+cdef enum:
+    REDUCED = 255              # in ReducerState.arrivals: the chunk is in the result
+
+
+cdef _Pin element_pin(object buffer, str dtype):
+    cdef _Pin pin = _Pin(buffer, False)
+    element_kind(dtype)
+    if pin.size() % _ITEM_BYTES[dtype]:
+        raise ValueError(f"{pin.size()} bytes are not a whole number of {dtype} elements")
+    return pin
+
+
 def squared_norm(buffer, str dtype):
     cdef int kind = element_kind(dtype)
-    cdef _Pin pin = _Pin(buffer, False)
+    cdef _Pin pin = element_pin(buffer, dtype)
     cdef const uint8_t *data = pin.data()
     cdef size_t size = pin.size()
     cdef double total
@@ -21,7 +33,7 @@ def squared_norm(buffer, str dtype):
 
 def chunk_energy(buffer, str dtype, int64_t chunk_bytes):
     cdef int kind = element_kind(dtype)
-    cdef _Pin pin = _Pin(buffer, False)
+    cdef _Pin pin = element_pin(buffer, dtype)
     if chunk_bytes < 8 or chunk_bytes % 8:
         raise ValueError(f"chunk_bytes must be a positive multiple of 8, not {chunk_bytes}")
     cdef int64_t count = (pin.size() + chunk_bytes - 1) // chunk_bytes, i
@@ -44,11 +56,14 @@ cdef void reduce_chunk(ReducerState *r, uint32_t chunk, const uint8_t **sources,
         at[s] = sources[s] + start
     dblp_mean(r.out + start, at, present, min(<int64_t> r.chunk_bytes, r.nbytes - start),
               present if r.contributors else r.world, r.kind)
+    r.arrivals[chunk] = REDUCED
     r.order[r.ready] = chunk
     r.ready += 1
 
 
 cdef inline void reducer_arrive(ReducerState *r, uint32_t chunk) noexcept nogil:
+    if r.arrivals[chunk] == REDUCED:
+        return
     r.arrivals[chunk] += 1
     if r.arrivals[chunk] == r.world:
         reduce_chunk(r, chunk, <const uint8_t **> r.sources, r.world)
@@ -62,8 +77,8 @@ cdef class Reducer:
     def __cinit__(self, out, sources, int64_t chunk_bytes, str dtype, bint contributors=False):
         self.state.kind = element_kind(dtype)
         cdef int world = len(sources)
-        if not 1 <= world <= 255:
-            raise ValueError(f"a reduction takes 1 to 255 sources, not {world}")
+        if not 1 <= world < REDUCED:
+            raise ValueError(f"a Reducer takes 1 to {REDUCED - 1} sources, not {world}")
         if chunk_bytes < 8 or chunk_bytes % 8:
             raise ValueError(f"chunk_bytes must be a positive multiple of 8, not {chunk_bytes}")
         cdef _Pin target = _Pin(out, True), pin
@@ -111,7 +126,7 @@ cdef class Reducer:
         cdef const uint32_t[::1] which = np.ascontiguousarray(indices, dtype=np.uint32)
         cdef Py_ssize_t i
         for i in range(which.shape[0]):
-            if which[i] >= self.state.count or self.state.arrivals[which[i]] >= self.state.world:
+            if which[i] >= self.state.count or self.state.arrivals[which[i]] == REDUCED:
                 raise ValueError(f"chunk {which[i]} cannot arrive: out of range or complete already")
             reducer_arrive(&self.state, which[i])
 
@@ -127,12 +142,11 @@ cdef class Reducer:
         cdef uint32_t chunk
         with nogil:
             for chunk in range(self.state.count):
-                if self.state.arrivals[chunk] == world:
+                if self.state.arrivals[chunk] == REDUCED:
                     continue
                 present = 0
                 for s in range(world):
                     if bit_is_set(bits[s], chunk):
                         sources[present] = self.state.sources[s]
                         present += 1
-                self.state.arrivals[chunk] = world
                 reduce_chunk(&self.state, chunk, sources, present)

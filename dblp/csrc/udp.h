@@ -110,6 +110,13 @@ static inline int dblp_gso_works(int fd)
     return getsockopt(fd, SOL_UDP, UDP_SEGMENT, &segment, &size) == 0;
 }
 
+static inline int dblp_gro_works(int fd)
+{
+    int on = 0;
+    socklen_t size = sizeof on;
+    return getsockopt(fd, SOL_UDP, UDP_GRO, &on, &size) == 0;
+}
+
 static inline int dblp_wait(struct pollfd *fds, unsigned count, int64_t timeout_ns)
 {
     struct timespec t = {timeout_ns / 1000000000, timeout_ns % 1000000000};

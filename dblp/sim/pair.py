@@ -28,6 +28,7 @@ class _Peer:
         self.end = end
         self.submitted = 0
         self.ended = 0
+        self.left = False
         self.error: DBLPError | None = None
         self.finished: list[FinishedTransfer] = []
 
@@ -79,8 +80,7 @@ class Pair:
         """Schedules all transfers: each side calls when it likes, in the order of the streams."""
         for peer in self.peers:
             at = self._rng.random() * self.options.skew_s
-            lanes = {"a": (options_order(self.options)), "b": options_order(self.options)}
-            for stream, number in lanes[peer.role]:
+            for stream, number in _calls(self.options):
                 plan = self.options.streams[stream][number]
                 self.network.call_at(at, self._submit, peer, stream, plan)
                 at += 0.0 if self.options.queued else self._think_s * self._rng.random()
@@ -108,9 +108,12 @@ class Pair:
             self.network.kick(end.host)
 
     def _leave(self, peer: _Peer) -> None:
-        if peer.host.dead:
+        """As `Peer.close`: open work ends, and a goodbye."""
+        if peer.host.dead or peer.left:
             return
+        peer.left = True
         peer.core.fail(RoundAbortedError("this endpoint was closed while work was open"))
+        self._tick(peer, self.network.now)
         self.network.put_reliable(peer.end, Bye())
         peer.host.dead = True
 
@@ -203,7 +206,7 @@ class Pair:
                 raise Violation("L1", f"{peer.role} ended with {peer.error!r} after {trouble!r}")
 
 
-def options_order(options: Options) -> list[tuple[int, int]]:
+def _calls(options: Options) -> list[tuple[int, int]]:
     """(stream, number) of all transfers in the order of the calls."""
     return [
         (stream, number)

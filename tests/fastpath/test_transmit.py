@@ -46,6 +46,7 @@ def kinds_of(fastpath: ModuleType, datagrams: list[bytes]) -> list[tuple[int, in
 DATA = (wire.KIND_DATA, 0)
 CONTROL = (wire.KIND_CONTROL, 0)
 CREDIT = (wire.KIND_CREDIT, 0)
+UNTIMED_CREDIT = (wire.KIND_CREDIT, wire.FLAG_CREDIT_UNTIMED)
 REQUEST = (wire.KIND_CREDIT, wire.FLAG_CREDIT_REQUEST)
 
 
@@ -334,7 +335,7 @@ def test_any_valid_data_is_drained(fastpath: ModuleType) -> None:
     for datagram, expected in steps:
         channel.ingest([datagram], 0)
         assert channel.received_sequence == expected
-        assert kinds_of(fastpath, channel.collect(9, 0)) == [CREDIT]
+        assert kinds_of(fastpath, channel.collect(9, 0)) == [UNTIMED_CREDIT]
     for useless in (
         Datagrams(fastpath, TAG_B).data(payload, chunk=0, sequence=65540),
         peer.data(payload, chunk=0, sequence=65541)[:-1] + b"\1",
@@ -369,7 +370,7 @@ def test_a_request_is_answered_and_syncs(fastpath: ModuleType) -> None:
     assert fastpath.parse_datagram(credit)[4:6] == (9, 9 + 64)
     channel.ingest([peer.request(2**32 + 8)], 0)
     assert channel.received_sequence == 2**32 + 9
-    assert kinds_of(fastpath, channel.collect(9, 0)) == [CREDIT]
+    assert kinds_of(fastpath, channel.collect(9, 0)) == [UNTIMED_CREDIT]
     assert changed_counters(channel) == {"credit_requests_received": 2, "credits_sent": 2}
 
 
@@ -420,7 +421,7 @@ def test_control_and_credit_leave_before_data(fastpath: ModuleType) -> None:
     channel.queue(slot, indices(1, 2))
     channel.send_control(b"x")
     channel.ingest([Datagrams(fastpath, TAG_A).request(1)], 0)
-    assert kinds_of(fastpath, channel.collect(100, 0)) == [CONTROL, CREDIT, DATA, DATA]
+    assert kinds_of(fastpath, channel.collect(100, 0)) == [CONTROL, UNTIMED_CREDIT, DATA, DATA]
 
 
 # --- congestion window and pacing ---
