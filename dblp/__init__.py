@@ -4,6 +4,8 @@ from .collective.peer import Listener, Peer
 from .collective.server import ParameterServer
 from .collective.worker import AllReduceReport, Worker
 from .config import TransportConfig
+from .congestion import AdaptiveWindow, FixedRate, Unpaced
+from .deadline import Deadline
 from .errors import (
     ConfigError,
     DBLPError,
@@ -24,10 +26,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FASTPATH",
+    "AdaptiveWindow",
     "AllReduceReport",
     "ConfigError",
     "DBLPError",
+    "Deadline",
     "Decision",
+    "FixedRate",
     "FixedTolerance",
     "GilbertElliott",
     "GradientNormPolicy",
@@ -47,6 +52,7 @@ __all__ = [
     "Tolerance",
     "TolerancePolicy",
     "TransportConfig",
+    "Unpaced",
     "Worker",
     "__version__",
 ]

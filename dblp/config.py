@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from .congestion import AdaptiveWindow, Congestion
+from .deadline import Deadline
 from .errors import ConfigError
 
 __all__ = ["CONTROLS", "FLOAT_DTYPES", "LOOPS", "ORDERS", "STOPS", "TransportConfig"]
@@ -67,6 +68,10 @@ class TransportConfig:
     congestion: Congestion = AdaptiveWindow()
     """How fast to send: `AdaptiveWindow()` keeps the path's queue short, `FixedRate(bits_per_s)` and
     `Unpaced()` do what they say.  Each side decides for what it sends."""
+
+    deadline: Deadline | None = None
+    """Time limit of rounds that may lose chunks, outside critical regimes; `Deadline()` adapts to
+    recent rounds, None waits for the bound.  The receiver's setting counts."""
 
     seed: int = 0
     """Seed of the send orders and of the jitter; the same on all ranks or not, as you like."""

@@ -302,7 +302,8 @@ class PointToPointCore:
             self._finish((Direction.RECEIVE, receiver.stream), receiver.report, now)
         elif isinstance(event, SendFinished):
             sender = event.sender
-            if not self._session.peer_left or sender.epoch:
+            stopped = sender.final_missing is not None  # by a STOP, and not by the goodbye
+            if stopped or sender.epoch or not self._session.peer_left:
                 self._finish((Direction.SEND, sender.stream), sender.report, now)
             # else: the peer closed before it can have had all of it; on_events says so
         elif isinstance(event, OpenMismatch):

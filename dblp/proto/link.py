@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..config import TransportConfig
+from ..deadline import DeadlineClock
 from ..fastpath import Channel
 from ..stats import counter_deltas
 from ..tolerance import EXACT, Tolerance
@@ -134,6 +135,7 @@ class Link:
         "channel",
         "config",
         "datagrams",
+        "deadlines",
         "events",
         "outbox",
         "policy",
@@ -149,6 +151,7 @@ class Link:
             datagram_bytes=channel.chunk_bytes, reliable_only=config.control == "tcp"
         )
         self.datagrams = DatagramHealth()
+        self.deadlines = DeadlineClock(config.deadline)
         self.events: list[Event] = []
         self._rng = rng
         self._counters = channel.counters()

@@ -62,9 +62,10 @@ class Receiver:
     """
 
     __slots__ = (
-        "_accepted", "_answer_by", "_answered", "_duplicates", "_link", "_machine", "_needed",
-        "_probe", "_started", "_stopped", "_target", "bitmap", "error", "mismatch_told",
-        "open", "plan", "reliable", "report", "slot", "stop", "timer", "tolerance",
+        "_accepted", "_answer_at", "_answer_by", "_answered", "_deadline_at", "_duplicates",
+        "_link", "_machine", "_needed", "_past_deadline", "_probe", "_started", "_stopped",
+        "_target", "bitmap", "error", "mismatch_told", "open", "plan", "reliable", "report",
+        "slot", "stop", "tolerance",
     )  # fmt: skip
 
     def __init__(self, link: Link, plan: ReceivePlan) -> None:
@@ -77,8 +78,6 @@ class Receiver:
         """The decision (R2), short enough for a datagram."""
         self.tolerance = plan.tolerance
         """Of this round; None while it is not known."""
-        self.timer: float | None = None
-        """When `on_timeout` wants to be called, in seconds."""
         self.report: RoundReport | None = None
         """Set by `complete`."""
         self.error: DBLPError | None = None
@@ -89,7 +88,10 @@ class Receiver:
         self._duplicates = 0
         self._probe: Probe | None = None  # the newest
         self._answered = 0  # epochs answered with a bitmap
+        self._answer_at: float | None = None
         self._answer_by = 0.0
+        self._deadline_at: float | None = None
+        self._past_deadline = False
         self.reliable = False
         """Payload comes over TCP (hazard 9)."""
         self._started: float | None = None
@@ -118,6 +120,13 @@ class Receiver:
     def is_over(self) -> bool:
         """STOPPED or FAILED."""
         return self._machine.state in (ReceiverState.STOPPED, ReceiverState.FAILED)
+
+    @property
+    def timer(self) -> float | None:
+        """When `on_timeout` wants to be called, in seconds; None: not by time."""
+        if self._answer_at is None or self._deadline_at is None:
+            return self._answer_at if self._deadline_at is None else self._deadline_at
+        return min(self._answer_at, self._deadline_at)
 
     @property
     def stream(self) -> int:
@@ -168,6 +177,7 @@ class Receiver:
             if self.tolerance is None:
                 self._fix_bound(tolerance)
             self._look(now)
+            self._set_deadline()
         if wants_ready:  # also if that was all: should STOP be lost, only Ready brings a probe
             owner = None if self.is_over else self
             self._link.outbox.put(Ready(self.stream, self.round_id), Path.RELIABLE, owner)
@@ -185,9 +195,9 @@ class Receiver:
             self._decide_stop(now)
             return
         self._probe = probe
-        if self.timer is None:
+        if self._answer_at is None:
             quiet = self._link.policy.quiet_s()
-            self.timer = now + quiet
+            self._answer_at = now + quiet
             self._answer_by = now + QUIET_BOUND * quiet
 
     def on_chunk_data(self, frame: ChunkData, *, now: float) -> None:
@@ -203,11 +213,13 @@ class Receiver:
             self._look(now)
 
     def on_timeout(self, *, now: float) -> None:
-        """Answers the probe if the quiet period is over."""
+        """Answers the probe if the quiet period is over; ends the round if its time is."""
         if self.timer is None or now < self.timer:
             return
         self._look(now)
-        if self.timer is not None and now >= self.timer:
+        if self._deadline_at is not None and now >= self._deadline_at:
+            self._meet_deadline(now)
+        if self._answer_at is not None and now >= self._answer_at:
             self._machine.step(ReceiverInput.ANSWER_DUE)
             self._answer()
 
@@ -259,21 +271,45 @@ class Receiver:
             self._machine.step(ReceiverInput.NEWS)
             if self._started is None:
                 self._started = now
-            if self.timer is not None:  # hazard 2: the probe overtook these chunks
-                self.timer = min(now + self._link.policy.quiet_s(), self._answer_by)
+            if self._answer_at is not None:  # hazard 2: the probe overtook these chunks
+                self._answer_at = min(now + self._link.policy.quiet_s(), self._answer_by)
         if accepted >= self._target and self._machine.state is ReceiverState.RECEIVING:
             self._decide_stop(now)
+
+    def _set_deadline(self) -> None:
+        """Rounds that may lose chunks and are not critical have a time limit (hazard 11)."""
+        if self.is_over or self.tolerance is None or self.tolerance.is_exact or not self.layout.count:
+            return
+        regime = self.plan.label.regime or self._announced_regime()
+        limit = self._link.deadlines.limit_s(self.stream, self.layout.count)
+        if limit is not None and regime != "critical" and self._started is not None:
+            self._deadline_at = self._started + limit
+
+    def _meet_deadline(self, now: float) -> None:
+        """Takes what is there if it is at least the floor; else the floor becomes the bound."""
+        deadline, count = self._link.deadlines.plan, self.layout.count
+        assert deadline is not None
+        self._deadline_at = None
+        self._past_deadline = True
+        self._needed = self._target = min(self._needed, deadline.floor_needed(count))
+        if self._accepted >= self._target:
+            self._decide_stop(now)
+        else:
+            self._link.channel.set_notify(self.slot, self._target)
 
     def _answer(self) -> None:
         """Sends the bitmap (signal B, Algorithm 2 line 16)."""
         assert self._probe is not None and self.open is not None
-        self.timer = None
+        self._answer_at = None
         link, channel = self._link, self._link.channel
         channel.sync_received(self._probe.sequence)
         fragments = self.bitmap.fragments(link.fragment_bytes)
         repeated = self._answered >= self._probe.epoch
         self._answered = max(self._answered, self._probe.epoch)
-        path = Path.BOTH if repeated or self.reliable else Path.DATAGRAM
+        if repeated or self.reliable or self._probe.epoch > 1:  # hazard 3
+            path = Path.BOTH
+        else:
+            path = link.signal_path(self.layout.count)
         seen = channel.received_sequence
         for fragment in fragments:
             frame = Bitmap(
@@ -300,10 +336,12 @@ class Receiver:
         missing_count = count - self._accepted
         assert 0 <= missing_count <= count - self._needed, "R2: STOP below the bound"
         self._let_go()
+        self._remember_duration(now)
         data = encode_ranges(self.bitmap.missing()) if missing_count else b""
         fits = len(data) <= link.fragment_bytes
+        late = self._past_deadline
         short = Stop(
-            self.stream, self.round_id, self._accepted, count, False, data if fits else None
+            self.stream, self.round_id, self._accepted, count, late, data if fits else None
         )
         self.stop = short
         full_follows = not fits and len(data) <= STOP_DATA_BYTES_MAX
@@ -311,16 +349,26 @@ class Receiver:
             path = Path.BOTH if self.reliable else link.signal_path(count)
             link.outbox.put(short, Path.DATAGRAM if full_follows else path, self)
         if full_follows:
-            full = Stop(self.stream, self.round_id, self._accepted, count, False, data)
+            full = Stop(self.stream, self.round_id, self._accepted, count, late, data)
             link.outbox.put(full, Path.RELIABLE, self)
         link.events.append(ReceiveFinished(self))
+
+    def _remember_duration(self, now: float) -> None:
+        """The time that this round took, or would have taken, for the deadlines of later ones."""
+        if self.tolerance is None or self._started is None or not self.layout.count:
+            return
+        wanted = self.tolerance.needed(self.layout.count)
+        share = min(1.0, self._accepted / wanted) if wanted else 1.0
+        self._link.deadlines.observe(
+            self.stream, self.layout.count, now - self._started, share=share
+        )
 
     def _let_go(self) -> None:
         channel = self._link.channel
         self._duplicates = channel.duplicates(self.slot)
         channel.close_receive(self.slot)
         self._link.outbox.drop(self)
-        self.timer = None
+        self._answer_at = self._deadline_at = None
 
     def _make_report(self, now: float, counters: dict[str, Any]) -> RoundReport:
         plan = self.plan
@@ -339,6 +387,7 @@ class Receiver:
             datagrams=self._accepted,
             elapsed_s=now - self._started if self._started is not None else 0.0,
             rtt_s=self._link.rtt.smoothed_s,
+            at_deadline=self._past_deadline,
             fallback=self.reliable,
             **counters,
         )

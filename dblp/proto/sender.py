@@ -28,9 +28,17 @@ PASSES_MAX = 64
 """Passes before the rest goes over TCP in any case: at 70 % loss a chunk is missing after 64 passes
 once in 10 billion."""
 
+COPIES_MAX = 16
+"""Most copies of a chunk in one pass: 16 at 70 % loss miss all once in 300."""
+
+COPIES_SHARE = 8
+"""Repeated chunks make up at most this fraction of the round: passes get fewer, not much longer."""
+
 COPIES_CHUNKS_MAX = 64
-"""After an empty pass a few missing chunks are sent several times, at most this many datagrams: one
-chunk in a 70 % burst must not look like blocked UDP."""
+"""... but in a small round this many datagrams may always go."""
+
+COPIES_LEFT = 0.5
+"""Copies are added until fewer than this many chunks are expected to stay missing."""
 
 RELIABLE_BUDGET_BYTES = 1 << 20
 """Payload on TCP between two probes: bounds what a STOP can no longer take back (S1)."""
@@ -69,8 +77,8 @@ class Sender:
     """
 
     __slots__ = (
-        "_accepted", "_answered", "_began", "_first_pass", "_idle_passes", "_link", "_machine",
-        "_resends", "epoch", "error", "fallback", "final_missing", "passes", "plan", "reliable",
+        "_accepted", "_answered", "_began", "_first_pass", "_idle_passes", "_link", "_loss",
+        "_machine", "_resends", "_sent_before", "epoch", "error", "fallback", "final_missing", "passes", "plan", "reliable",
         "report", "slot", "timer",
     )  # fmt: skip
 
@@ -99,6 +107,8 @@ class Sender:
         self._began = now
         self._first_pass: int | None = None  # datagrams
         self._idle_passes = 0
+        self._sent_before = 0  # datagrams up to the last judged pass
+        self._loss = 0.0  # share of the last pass that did not arrive
         self._resends = 0
         self.slot = link.channel.open_transmit(plan.open.stream, plan.open.round, plan.source)
         wants_ready = plan.open.wants_ready
@@ -184,7 +194,7 @@ class Sender:
             if self.source_is_complete:
                 self._send_reliably(np.arange(self.layout.count, dtype=np.uint32), now)
         elif self._link.channel.pending(self.slot) == 0:
-            self._end_pass(SenderInput.PASS_OVER, Path.DATAGRAM, now)
+            self._end_pass(SenderInput.PASS_OVER, self._probe_path(), now)
 
     def on_stall(self, *, now: float) -> None:
         """The channel is blocked and nothing moves: ask, by both ways, what is there.
@@ -268,6 +278,10 @@ class Sender:
         self._resends = 0
         self._send_probe(path, now)
 
+    def _probe_path(self) -> Path:
+        """After a first loss by both ways: what took chunks may take probes too (hazard 3)."""
+        return Path.BOTH if self.epoch else self._link.signal_path(self.layout.count)
+
     def _send_probe(self, path: Path, now: float) -> None:
         link = self._link
         link.outbox.put(Probe(self.plan.open, self.epoch, link.channel.sent_sequence), path, self)
@@ -276,7 +290,11 @@ class Sender:
 
     def _judge_pass(self, accepted: int) -> None:
         """The first answer of an epoch shows whether the pass delivered anything (hazard 9)."""
-        if accepted > self._accepted:
+        gained = max(0, accepted - self._accepted)
+        queued = self._link.channel.sent(self.slot) - self._sent_before
+        self._sent_before += queued
+        self._loss = 1.0 - min(1.0, gained / queued) if queued else 0.0
+        if gained:
             self._accepted = accepted
             self._idle_passes = 0
         else:
@@ -297,8 +315,13 @@ class Sender:
         return order[wanted[order]]
 
     def _repeated(self, missing: Indices) -> Indices:
-        """Several copies after empty passes, if there are few chunks."""
-        copies = min(4**self._idle_passes, COPIES_CHUNKS_MAX // missing.size)
+        """Several copies when few chunks are left and the last pass lost many: else a burst costs
+        a pass, and its round trip, for every factor of the loss rate."""
+        room = max(self.layout.count // COPIES_SHARE, COPIES_CHUNKS_MAX)
+        most = min(COPIES_MAX, room // missing.size)
+        copies = 1
+        while copies < most and missing.size * self._loss**copies > COPIES_LEFT:
+            copies += 1
         return np.tile(missing, copies) if copies > 1 else missing
 
     def _send_reliably(self, missing: Indices, now: float) -> None:

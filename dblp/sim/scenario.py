@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from ..proto.probing import PROBE_TIMEOUT_MAX_S
+from ..proto.probing import PROBE_TIMEOUT_MAX_S, PROBE_TIMEOUT_MIN_S, STALL_MIN_S
 from ..wire import HEADER_BYTES
 from .checkers import (
     AcceptedBytes,
@@ -58,8 +58,10 @@ class Outcome:
 def liveness_bound_s(options: Options) -> float:
     """Longest time after the faults have stopped until every round has ended, in seconds (L1).
 
-    Every pass of every direction of every round may wait for two probe timeouts at the end of
-    their backoff, for a stalled TCP frame from before, for turns of Python, and for its bytes.
+    What waited when the faults stopped may wait for the end of its backoff and for a stalled TCP
+    frame.  After that every pass of every direction of every round takes a few trips, turns of
+    Python and the time of its bytes; where datagrams are blocked for ever it is a stall, and probes
+    until one goes over TCP.
     """
     up, down = options.up, options.down
     datagram = options.chunk_bytes + HEADER_BYTES
@@ -71,13 +73,16 @@ def liveness_bound_s(options: Options) -> float:
     trip_s += 4 * sum(options.lags_s) + PUMP_BUDGET_S
     in_flight = min(options.window, control.window)
     queue = min(up.queue_bytes, down.queue_bytes) // datagram
-    bound = 1.0 + options.skew_s + RTO_S
+    probe_s = max(PROBE_TIMEOUT_MIN_S, 4 * trip_s)
+    pass_s = 2 * trip_s + 1.1 * probe_s
+    if options.blocked and options.blocked_for_ever:
+        pass_s += 1.1 * (2 + 4) * probe_s + max(STALL_MIN_S, 8 * trip_s)
+    bound = 1.0 + options.skew_s + RTO_S + 2 * 1.1 * PROBE_TIMEOUT_MAX_S
     for number in range(max(map(len, options.streams))):
         plans = [stream[number] for stream in options.streams if number < len(stream)]
         nbytes = sum(plan.nbytes for plan in plans)
         chunks = -(-nbytes // options.chunk_bytes) + len(plans)
         passes = PASSES + options.world * chunks // queue
-        pass_s = 2 * 1.1 * PROBE_TIMEOUT_MAX_S + 2 * trip_s
         credit_s = chunks / in_flight * (trip_s + REQUEST_S)
         bytes_s = 2 * options.world * passes * chunks * datagram / rate
         bound += 2 * (passes * pass_s + credit_s + bytes_s) + options.think_s

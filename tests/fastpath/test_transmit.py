@@ -335,7 +335,7 @@ def test_any_valid_data_is_drained(fastpath: ModuleType) -> None:
     for datagram, expected in steps:
         channel.ingest([datagram], 0)
         assert channel.received_sequence == expected
-        assert kinds_of(fastpath, channel.collect(9, 0)) == [UNTIMED_CREDIT]
+        assert kinds_of(fastpath, channel.collect(9, 0)) == [CREDIT]
     for useless in (
         Datagrams(fastpath, TAG_B).data(payload, chunk=0, sequence=65540),
         peer.data(payload, chunk=0, sequence=65541)[:-1] + b"\1",

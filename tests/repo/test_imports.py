@@ -12,13 +12,14 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "dblp"
 
-LEAVES = {"errors", "stats", "config", "congestion", "buffers", "faults"}
+LEAVES = {"errors", "stats", "config", "congestion", "deadline", "buffers", "faults"}
 BASE = LEAVES | {"wire", "fastpath", "tolerance"}
 
 MATRIX: dict[str, set[str]] = {
     "errors": set(),
     "stats": {"errors"},
-    "config": {"errors", "congestion"},
+    "config": {"errors", "congestion", "deadline"},
+    "deadline": {"errors", "tolerance"},
     "congestion": {"errors"},
     "metrics": {"errors", "stats"},
     "tolerance": {"errors"},
