@@ -63,7 +63,8 @@ class Reducer:
 
     def __init__(self, out, sources: Sequence[object], chunk_bytes: int, dtype: str, contributors: bool = False) -> None:
         """`out` and each of `sources` (rank order) are writable/readable contiguous buffers of equal size in bytes,
-        pinned while the Reducer lives.  dtype as in squared_norm.  contributors=False: divide by len(sources);
+        pinned while the Reducer lives; `out` must not
+        overlap a source.  dtype as in squared_norm.  contributors=False: divide by len(sources);
         True: divide each chunk by the number of sources that delivered it."""
 
     count: int  # chunks

@@ -48,7 +48,7 @@ class ReceivingChannel(ChannelState):
         if bits.size < (count + 7) // 8:
             raise ValueError(f"the bitmap has {bits.size} bytes: {count} chunks need more")
         if reducer is not None and not (
-            reducer.count == count
+            reducer.nbytes == place.size
             and reducer.chunk_bytes == self.chunk_bytes
             and 0 <= source < reducer.source_count
         ):

@@ -109,6 +109,7 @@ class Reducer:
                 )
         self.dtype = dtype
         self.chunk_bytes = chunk_bytes
+        self.nbytes = self._out.nbytes
         self.contributors = contributors
         self._width = _chunk_elements(chunk_bytes, dtype)
         self.count = chunk_count(self._out.nbytes, chunk_bytes)

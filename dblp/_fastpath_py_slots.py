@@ -143,7 +143,7 @@ class TransmitSlot:
         self._queue.extend(chunks.tolist())
 
     def follow(self, reducer: Reducer) -> None:
-        if reducer.count != self.count or reducer.chunk_bytes != self._chunk_bytes:
+        if reducer.nbytes != self._buffer.size or reducer.chunk_bytes != self._chunk_bytes:
             raise ValueError("the reducer's chunks are not those of this slot's buffer")
         if self._reducer is not None:
             raise ValueError("this slot follows a reducer already")
@@ -248,6 +248,7 @@ class RoundTrips:
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque(maxlen=_MAX_RTT_MARKS)
         self._smallest = self._last = self._number = 0
+        self._newest = 0
 
     def mark(self, sequence: int, now_ns: int) -> None:
         self._marks.append((sequence, now_ns))
@@ -256,7 +257,7 @@ class RoundTrips:
         """Takes away the marks up to `acknowledged`; the time of the newest of them."""
         sent_ns = None
         while self._marks and self._marks[0][0] <= acknowledged:
-            _, sent_ns = self._marks.popleft()
+            self._newest, sent_ns = self._marks.popleft()
         return sent_ns
 
     def covered(self, acknowledged: int, now_ns: int, host_delay_ns: int) -> None:
@@ -265,6 +266,10 @@ class RoundTrips:
         sent_ns = self.forget(acknowledged)
         if sent_ns is None:
             return
+        if self._newest < acknowledged and self._marks:
+            # It left with the next turn.  The end of the turn before may be lost, and then that is
+            # long ago.
+            sent_ns = self._marks[0][1]
         self._last = now_ns - sent_ns
         path = max(self._last - host_delay_ns, 0)
         self._smallest = min(self._smallest, path) if self._number else path

@@ -108,10 +108,13 @@ cdef class _ChannelFlow:
             raise ValueError(f"a control frame of {len(payload)} bytes does not fit a datagram of {s.chunk_bytes}")
         cdef bytes datagram = pack_datagram(
             KIND_CONTROL, 0, stream, s.sent_sequence & 0xFFFF, round, 0, s.send_tag, payload)
-        s.counters[C_CONTROL_SENT] += 1
+        cdef bint taken
         if s.fd < 0:
-            return queue_push(&s.outbox, <uint8_t *> PyBytes_AS_STRING(datagram), len(datagram), MAX_INBOX)
-        return send(s.fd, PyBytes_AS_STRING(datagram), len(datagram), MSG_DONTWAIT) >= 0
+            taken = queue_push(&s.outbox, <uint8_t *> PyBytes_AS_STRING(datagram), len(datagram), MAX_INBOX)
+        else:
+            taken = send(s.fd, PyBytes_AS_STRING(datagram), len(datagram), MSG_DONTWAIT) >= 0
+        s.counters[C_CONTROL_SENT] += taken
+        return taken
 
     def take_control(self):
         return queue_take(&self.state.inbox)

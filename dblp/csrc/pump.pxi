@@ -16,6 +16,7 @@ cdef int pump_turn(ChannelState **channels, int count, int64_t now) noexcept nog
         progress += receive_turn(channels[i], now)
         credit_turn(channels[i], False)
     for i in range(count):
+        request_turn(channels[i], now)   # a blocked channel must not starve while its neighbours are busy
         progress += transmit_turn(channels[i], now)
     return progress
 
@@ -93,7 +94,6 @@ cdef int pump_until(ChannelState **channels, int count, pollfd *fds, int wakes, 
             continue
         for i in range(count):
             credit_turn(channels[i], True)
-            request_turn(channels[i], now)
         now = dblp_now_ns()
         if now - start >= budget:
             return 4

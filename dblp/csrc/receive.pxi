@@ -103,6 +103,7 @@ cdef void grant_credit(ChannelState *s, uint64_t seen, uint64_t limit, int64_t n
     `host_delay`: how long the peer's host had the datagram before the credit left; no part of the path's delay.
     `now` below 0: the credit says nothing about time."""
     cdef int64_t sample = -1
+    cdef uint64_t covered = 0
     cdef TimeMark *mark
     if seen > s.sent_sequence:
         seen = s.sent_sequence
@@ -113,7 +114,11 @@ cdef void grant_credit(ChannelState *s, uint64_t seen, uint64_t limit, int64_t n
             if mark.sequence > seen:
                 break
             sample = now - mark.at_ns
+            covered = mark.sequence
             s.times_head += 1
+        if sample >= 0 and covered < seen and s.times_head != s.times_tail:
+            # `seen` left with the next turn.  The end of the turn before may be lost, and then that is long ago.
+            sample = now - s.times[s.times_head & 255].at_ns
     if limit > s.limit:
         s.limit = limit
     if now >= 0 and sample >= 0:

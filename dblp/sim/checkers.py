@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..fastpath import COUNTERS
 from ..proto import Event, ReceiveFinished, Receiver, Sender, SendFinished
-from ..wire import HEADER_BYTES, KIND_DATA, PROTOCOL_VERSION, Frame, Stop
+from ..wire import KIND_DATA, PROTOCOL_VERSION, Frame, Stop
 from .network import End, Host
 from .watch import Observer, Violation, WatchedSession
 
@@ -163,7 +163,7 @@ class BitmapAndCount(Observer):
             assert isinstance(session, WatchedSession)
             bits = sum(int(arrived_bits(receiver).sum()) for receiver in session.all_receivers)
             if bits != end.channel.counters()["accepted"]:
-                raise Violation("R1", f"{end.name}: the channel accepted more or less than its bits")
+                raise Violation("R1", f"{end.name}: more or fewer chunks accepted than bits set")
             for sender in session.all_senders:
                 self._compare_missing(session, sender)
 
@@ -210,7 +210,7 @@ class OneStop(Observer):
         named = missing is not None and frame.missing is not None and missing != frame.missing
         if accepted != frame.accepted or named:
             raise Violation(
-                "R2", f"{session}: two different STOPs for stream {frame.stream} round {frame.round}"
+                "R2", f"{session}: stream {frame.stream} round {frame.round}: two different STOPs"
             )
 
 
@@ -236,8 +236,8 @@ class AcceptedBytes(Observer):
         arrived = arrived_bits(receiver)
         if receiver.plan.buffer == source and arrived.all():
             return
-        got, chunk_bytes = np.frombuffer(receiver.plan.buffer, np.uint8), receiver.layout.chunk_bytes
-        here = np.repeat(arrived, chunk_bytes)[: got.size]
+        got = np.frombuffer(receiver.plan.buffer, np.uint8)
+        here = np.repeat(arrived, receiver.layout.chunk_bytes)[: got.size]
         if (got[here] != np.frombuffer(source, np.uint8)[here]).any():
             raise Violation("R3", f"{_where(session, receiver)} accepted bytes that were not sent")
         if receiver.plan.reducer is None and got[~here].any():
@@ -245,7 +245,7 @@ class AcceptedBytes(Observer):
 
 
 class CountedDatagrams(Observer):
-    """R4: every datagram that arrives shows in exactly one counter, and trouble changes no other."""
+    """R4: every datagram that arrives shows in exactly one counter; trouble changes no other."""
 
     def run_over(self, ends: list[End]) -> None:
         """The counters add up."""
@@ -336,6 +336,3 @@ class OneTolerance(Observer):
             expected = Fraction(self._downlink[key] or 0)
         if receiver.tolerance.fraction != expected:
             raise Violation("C1", f"{_where(session, receiver)}: the tolerance changed")
-
-
-assert HEADER_BYTES >= 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,9 @@ from .watch import Observer, Violation, WatchedSession
 
 __all__ = ["STORED_AS", "ExactMean", "narrowed", "reference_mean"]
 
-STORED_AS = {
+Stored = np.ndarray[Any, Any]
+
+STORED_AS: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),
     "float32": np.dtype(np.float32),
@@ -25,13 +28,13 @@ STORED_AS = {
 Bits = npt.NDArray[np.bool_]
 
 
-def _widened(stored: npt.NDArray[np.generic], dtype: str) -> npt.NDArray[np.generic]:
+def _widened(stored: Stored, dtype: str) -> Stored:
     if dtype == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored if dtype == "float64" else stored.astype(np.float32)
 
 
-def narrowed(values: npt.NDArray[np.generic], dtype: str) -> npt.NDArray[np.generic]:
+def narrowed(values: Stored, dtype: str) -> Stored:
     """float32 (float64) values, rounded once to nearest even into how `dtype` is stored."""
     if dtype != "bfloat16":
         return values.astype(STORED_AS[dtype])
@@ -58,8 +61,8 @@ def reference_mean(
     """
     stored = [np.frombuffer(gradient, STORED_AS[dtype]) for gradient in gradients]
     width = chunk_bytes // STORED_AS[dtype].itemsize
-    total = np.zeros(stored[0].size, np.float64 if dtype == "float64" else np.float32)
-    ranks = np.zeros(stored[0].size, total.dtype)
+    total: Stored = np.zeros(stored[0].size, np.float64 if dtype == "float64" else np.float32)
+    ranks: Stored = np.zeros(stored[0].size, total.dtype)
     for values, bits in zip(stored, delivered, strict=True):
         here = np.repeat(bits, width)[: values.size]
         total[here] += _widened(values, dtype)[here]

@@ -243,9 +243,10 @@ class Network:
                     self._wake(host, host.busy_until)
                     return
             moved = self._pump(host)
-            if any(end.channel.reached() for end in host.ends if not end.failed):
-                host.kicked = True
-            elif not moved and not host.kicked:
+            for end in host.ends:
+                if end.channel.reached() and not end.failed:
+                    host.kicked = True
+            if not moved and not host.kicked:
                 break
         self._wake(host, max(self._next_wake(host), now))
 
@@ -301,10 +302,11 @@ class Network:
         for end in host.ends:
             if end.failed:
                 continue
-            arrived, end.inbox = end.inbox, []
-            faults = end.impairment
+            arrived, faults = end.inbox, end.impairment
             if faults is not None and not faults.plan.loss_only:
                 arrived = faults.apply(arrived, now=now)
+            if end.inbox:
+                end.inbox = []
             if arrived:
                 end.channel.ingest(arrived, now_ns)
                 moved = True

@@ -39,10 +39,10 @@ CONGESTIONS: tuple[Congestion, ...] = (
     Unpaced(),
 )
 
-FLIGHTS = 12
+FLIGHTS = 8
 """Windows per round, at most: more of the same costs time and finds nothing."""
 
-BUDGETS_CHUNKS = (50, 200, 400, 800, 3000)
+BUDGETS_CHUNKS = (30, 100, 300, 800, 2000)
 """Chunks of one run, about, over all ranks, streams and rounds: bounds its cost."""
 
 TIMEOUT_S = 10_000.0
@@ -204,8 +204,8 @@ def _streams(
     rng: random.Random, kind: str, world: int, chunk_bytes: int, in_flight: int
 ) -> tuple[tuple[RoundPlan, ...], ...]:
     """Layouts mostly stay the same within a stream, as a model's buckets do."""
-    streams = rng.choice((1, 1, 1, 2, 3))
-    rounds = rng.choice((1, 2, 3, 3, 5, 8))
+    streams = rng.choice((1, 1, 1, 1, 2, 3))
+    rounds = rng.choice((1, 2, 2, 3, 3, 6))
     budget = rng.choice(BUDGETS_CHUNKS) // (world * streams * rounds)
     chunks_max = max(1, min(budget, FLIGHTS * in_flight))
     float_only = rng.random() < 0.5
@@ -219,7 +219,8 @@ def _streams(
             dtype = "float32" if float_only else rng.choice(sorted(FLOAT_DTYPES))
             elements = _elements(rng, chunk_bytes // STORED_AS[dtype].itemsize, chunks_max)
             tolerance = rng.choice(TOLERANCES)
-            plan.append(RoundPlan(elements, dtype, tolerance, kind == "pair" and rng.random() < 0.5))
+            backwards = kind == "pair" and rng.random() < 0.5
+            plan.append(RoundPlan(elements, dtype, tolerance, backwards))
         plans.append(tuple(plan))
     return tuple(plans)
 
@@ -230,7 +231,7 @@ def _elements(rng: random.Random, per_chunk: int, chunks_max: int) -> int:
         return 0
     if rng.random() < 0.1:
         return 1
-    chunks = round(min(chunks_max, 400) ** rng.random())
+    chunks: int = round(min(chunks_max, 400) ** rng.random())
     return max(1, chunks * per_chunk - (rng.randrange(per_chunk) if rng.random() < 0.5 else 0))
 
 

@@ -25,7 +25,7 @@ class Violation(AssertionError):  # noqa: N818 (it is what the simulation is for
 
 
 class Observer:
-    """Base of the checkers: hooks that do nothing.  A hook raises `Violation`, or lets things go."""
+    """Base of the checkers: hooks that do nothing.  A hook may raise `Violation`."""
 
     def armed(self, session: WatchedSession, receiver: Receiver) -> None:
         """`session` was told to receive a round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import ModuleType
 from typing import Any
 
@@ -10,10 +11,20 @@ import numpy as np
 from dblp import wire
 
 CHUNK_BYTES = 64
+DATAGRAM_BYTES = CHUNK_BYTES + 24
 TAG_A = 0xAAAA0001
 TAG_B = 0xBBBB0002
 
 MS = 1_000_000
+
+PAYLOAD = bytes(range(CHUNK_BYTES))
+
+# Kind and flags.
+DATA = (wire.KIND_DATA, 0)
+CONTROL = (wire.KIND_CONTROL, 0)
+CREDIT = (wire.KIND_CREDIT, 0)
+UNTIMED_CREDIT = (wire.KIND_CREDIT, wire.FLAG_CREDIT_UNTIMED)
+REQUEST = (wire.KIND_CREDIT, wire.FLAG_CREDIT_REQUEST)
 
 
 def pair(fastpath: ModuleType, chunk_bytes: int = CHUNK_BYTES) -> tuple[Any, Any]:
@@ -79,3 +90,33 @@ class Datagrams:
 
     def of_kind(self, kind: int) -> bytes:
         return self._pack(kind, 0, 0, 0, 0, 0, self._tag, b"")
+
+
+def opened(
+    fastpath: ModuleType, nbytes: int = 10 * CHUNK_BYTES, round: int = 7
+) -> tuple[Any, int, bytearray, bytearray, Datagrams]:
+    """A channel with one open round: (channel, slot, buffer, bitmap, its peer's datagrams)."""
+    channel, _ = pair(fastpath)
+    buffer, bitmap = bytearray(nbytes), bitmap_for(nbytes)
+    slot = channel.open_receive(0, round, buffer, bitmap)
+    return channel, slot, buffer, bitmap, Datagrams(fastpath, TAG_A)
+
+
+def sender(fastpath: ModuleType, count: int = 10, limit: int = 1000) -> tuple[Any, int, bytes]:
+    """A channel with credit and one round to send: (channel, slot, its bytes)."""
+    channel, _ = pair(fastpath)
+    source = random.Random(count).randbytes(count * CHUNK_BYTES)
+    slot = channel.open_transmit(0, 7, source)
+    channel.grant(0, limit)
+    return channel, slot, source
+
+
+def chunks_of(fastpath: ModuleType, datagrams: list[bytes]) -> list[int]:
+    """Chunk indices of the data among `datagrams`."""
+    parsed = [fastpath.parse_datagram(datagram) for datagram in datagrams]
+    return [fields[5] for fields in parsed if fields[0] == wire.KIND_DATA]
+
+
+def kinds_of(fastpath: ModuleType, datagrams: list[bytes]) -> list[tuple[int, int]]:
+    """Kind and flags of each."""
+    return [fastpath.parse_datagram(datagram)[:2] for datagram in datagrams]

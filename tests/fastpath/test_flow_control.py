@@ -1,0 +1,397 @@
+"""Credit, requests, congestion window, pacing and round-trip samples; all without a socket."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from dblp import wire
+from tests.fastpath.channels import (
+    CONTROL,
+    CREDIT,
+    DATA,
+    DATAGRAM_BYTES,
+    MS,
+    REQUEST,
+    TAG_A,
+    TAG_B,
+    UNTIMED_CREDIT,
+    Datagrams,
+    changed_counters,
+    chunks_of,
+    indices,
+    kinds_of,
+    pair,
+    sender,
+)
+from tests.fastpath.implementations import both
+
+# --- credit ---
+
+
+@both
+def test_nothing_leaves_without_credit(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath, limit=0)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    assert not channel.collect(100, 0)
+    assert channel.blocked()
+    channel.grant(0, 3)
+    assert not channel.blocked()
+    assert chunks_of(fastpath, channel.collect(100, 0)) == [0, 1, 2]
+    assert channel.blocked()
+    channel.grant(2, 2)
+    assert (channel.acknowledged, channel.limit) == (2, 3)
+    channel.grant(1, 5)
+    assert (channel.acknowledged, channel.limit) == (2, 5)
+    assert chunks_of(fastpath, channel.collect(100, 0)) == [3, 4]
+
+
+@both
+def test_credit_datagrams_raise_and_never_lower(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath, limit=0)
+    peer = Datagrams(fastpath, TAG_A)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.ingest([peer.credit(0, 8)], 0)
+    channel.collect(100, 0)
+    for seen, limit in [(4, 9), (3, 8), (2**32 - 1, 2**32 - 1), (4, 7)]:
+        channel.ingest([peer.credit(seen, limit)], 0)
+        assert (channel.acknowledged, channel.limit) == (4, 9)
+    # More than was sent cannot have been seen.
+    channel.ingest([peer.credit(100, 9)], 0)
+    assert channel.acknowledged == 8
+    assert channel.counters()["credits_received"] == 6
+    with_payload = fastpath.pack_datagram(wire.KIND_CREDIT, 0, 0, 0, 8, 20, TAG_A, b"x")
+    channel.ingest([with_payload], 0)
+    assert channel.limit == 9
+    assert channel.counters()["malformed"] == 1
+
+
+@both
+def test_credit_is_extended_beyond_32_bits(fastpath: ModuleType) -> None:
+    channel, _, _ = sender(fastpath, limit=2**32 - 2)
+    peer = Datagrams(fastpath, TAG_A)
+    channel.ingest([peer.credit(0, 2**32 + 5)], 0)
+    assert channel.limit == 2**32 + 5
+    channel.ingest([peer.credit(0, 2**32 - 1)], 0)
+    assert channel.limit == 2**32 + 5
+
+
+@both
+@pytest.mark.parametrize(("window", "threshold"), [(1, 1), (8, 1), (16, 2), (64, 8), (100, 12)])
+def test_credit_is_sent_after_an_eighth_of_the_window(
+    fastpath: ModuleType, window: int, threshold: int
+) -> None:
+    """Without a socket a turn ends with the call: one credit answers any batch with data."""
+    a, b = pair(fastpath)
+    b.window = window
+    slot = a.open_transmit(0, 7, bytes(64 * 64))
+    a.grant(0, 64)
+    a.queue(slot, np.arange(64, dtype=np.uint32))
+    b.ingest(a.collect(threshold, 0), 0)
+    (credit,) = b.collect(100, 0)
+    kind, flags, _, _, seen, limit, _, payload = fastpath.parse_datagram(credit)
+    assert (kind, flags, payload) == (*CREDIT, b"")
+    assert (seen, limit) == (threshold, threshold + window)
+    assert b.collect(100, 0) == []
+    assert b.counters()["credits_sent"] == 1
+    a.ingest([credit], 0)
+    assert (a.acknowledged, a.limit) == (threshold, max(64, threshold + window))
+
+
+@both
+def test_any_valid_data_is_drained(fastpath: ModuleType) -> None:
+    channel, _ = pair(fastpath)
+    channel.open_receive(0, 7, bytearray(64), bytearray(1))
+    peer = Datagrams(fastpath, TAG_A)
+    payload = bytes(64)
+    steps = [
+        (peer.data(payload, chunk=0, sequence=5), 5),
+        (peer.data(payload, chunk=0, sequence=6), 6),
+        (peer.data(payload, chunk=0, round=6, sequence=7), 7),
+        (peer.data(payload, chunk=0, round=8, sequence=8), 8),
+        (peer.data(payload, chunk=9, sequence=9), 9),
+        (peer.data(payload, chunk=0, sequence=4), 9),
+        (peer.data(payload, chunk=0, sequence=9 + 32767), 9 + 32767),
+        (peer.data(payload, chunk=0, sequence=9 + 32767 + 32768), 9 + 32767),
+        (peer.data(payload, chunk=0, sequence=65536 + 1), 65537),
+    ]
+    for datagram, expected in steps:
+        channel.ingest([datagram], 0)
+        assert channel.received_sequence == expected
+        assert kinds_of(fastpath, channel.collect(9, 0)) == [CREDIT]
+    for useless in (
+        Datagrams(fastpath, TAG_B).data(payload, chunk=0, sequence=65540),
+        peer.data(payload, chunk=0, sequence=65541)[:-1] + b"\1",
+        peer.control(b"x"),
+    ):
+        channel.ingest([useless], 0)
+        assert channel.received_sequence == 65537
+        assert channel.collect(9, 0) == []
+
+
+@both
+def test_sync_received_only_raises(fastpath: ModuleType) -> None:
+    channel, _ = pair(fastpath)
+    channel.sync_received(2**40)
+    channel.sync_received(5)
+    assert channel.received_sequence == 2**40
+    peer = Datagrams(fastpath, TAG_A)
+    channel.ingest([peer.data(bytes(64), chunk=0, sequence=2**40 + 3)], 0)
+    assert channel.received_sequence == 2**40 + 3
+    (credit,) = channel.collect(9, 0)
+    assert fastpath.parse_datagram(credit)[4:6] == (3, 3 + 64)
+
+
+@both
+def test_a_request_is_answered_and_syncs(fastpath: ModuleType) -> None:
+    channel, _ = pair(fastpath)
+    peer = Datagrams(fastpath, TAG_A)
+    channel.sync_received(2**32 - 2)
+    channel.ingest([peer.request(2**32 + 9)], 0)
+    assert channel.received_sequence == 2**32 + 9
+    (credit,) = channel.collect(9, 0)
+    assert fastpath.parse_datagram(credit)[4:6] == (9, 9 + 64)
+    channel.ingest([peer.request(2**32 + 8)], 0)
+    assert channel.received_sequence == 2**32 + 9
+    assert kinds_of(fastpath, channel.collect(9, 0)) == [UNTIMED_CREDIT]
+    assert changed_counters(channel) == {"credit_requests_received": 2, "credits_sent": 2}
+
+
+@both
+def test_a_blocked_sender_asks_again_and_again(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath, limit=2)
+    channel.request_interval_ns = 5 * MS
+    start = 1000 * MS
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    assert kinds_of(fastpath, channel.collect(100, start)) == [DATA, DATA]
+    assert channel.next_deadline_ns(start) == start + 5 * MS
+    assert channel.collect(100, start + 5 * MS - 1) == []
+    (request,) = channel.collect(100, start + 5 * MS)
+    parsed = fastpath.parse_datagram(request)
+    assert (parsed[:2], parsed[3], parsed[4]) == (REQUEST, 2, 2)
+    assert channel.collect(100, start + 10 * MS - 1) == []
+    assert kinds_of(fastpath, channel.collect(100, start + 10 * MS)) == [REQUEST]
+    peer = Datagrams(fastpath, TAG_A)
+    channel.ingest([peer.credit(2, 2)], start + 12 * MS)
+    assert channel.next_deadline_ns(start + 12 * MS) == start + 17 * MS
+    channel.ingest([peer.credit(2, 3)], start + 13 * MS)
+    assert kinds_of(fastpath, channel.collect(100, start + 30 * MS)) == [DATA]
+    channel.cancel(slot)
+    assert channel.collect(100, start + 99 * MS) == []
+    assert channel.next_deadline_ns(start) == -1
+    assert channel.counters()["credit_requests_sent"] == 2
+
+
+@both
+def test_a_lost_tail_is_healed_by_a_request(fastpath: ModuleType) -> None:
+    """All credits and the newest data are lost: one request and its answer bring the flow back."""
+    a, b = pair(fastpath)
+    slot = a.open_transmit(0, 7, bytes(64 * 40))
+    a.grant(0, 10)
+    a.queue(slot, np.arange(40, dtype=np.uint32))
+    assert len(a.collect(100, 0)) == 10
+    (request,) = a.collect(100, 2 * MS)
+    b.window = 16
+    b.ingest([request], 3 * MS)
+    a.ingest(b.collect(100, 3 * MS), 4 * MS)
+    assert (a.acknowledged, a.limit) == (10, 26)
+    assert len(a.collect(100, 4 * MS)) == 16
+
+
+@both
+def test_control_and_credit_leave_before_data(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath)
+    channel.queue(slot, indices(1, 2))
+    channel.send_control(b"x")
+    channel.ingest([Datagrams(fastpath, TAG_A).request(1)], 0)
+    assert kinds_of(fastpath, channel.collect(100, 0)) == [CONTROL, UNTIMED_CREDIT, DATA, DATA]
+
+
+# --- congestion window and pacing ---
+
+
+@both
+def test_cwnd_bounds_what_is_unacknowledged(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath)
+    channel.cwnd = 4
+    peer = Datagrams(fastpath, TAG_A)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    assert len(channel.collect(100, 0)) == 4
+    assert channel.blocked()
+    channel.ingest([peer.credit(3, 1000)], 0)
+    assert len(channel.collect(100, 0)) == 3
+    # Acknowledgements travel with credits, so a full window asks as well.
+    assert kinds_of(fastpath, channel.collect(100, 2 * MS)) == [REQUEST]
+    channel.cwnd = 1
+    channel.ingest([peer.credit(6, 1000)], 0)
+    assert channel.blocked()
+    channel.ingest([peer.credit(7, 1000)], 0)
+    assert len(channel.collect(100, 0)) == 1
+
+
+@both
+def test_window_limited_means_that_cwnd_alone_held_chunks_back(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath, limit=8)
+    assert not channel.take_window_limited()
+    channel.cwnd = 4
+    channel.queue(slot, np.arange(4, dtype=np.uint32))
+    channel.collect(100, 0)
+    assert not channel.take_window_limited()
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.collect(100, 0)
+    assert channel.take_window_limited()
+    assert not channel.take_window_limited()
+    channel.grant(4, 8)
+    channel.collect(100, 0)
+    # Four more used the credit up: now that is what holds the rest back.
+    assert not channel.take_window_limited()
+    channel.grant(8, 1000)
+    channel.pacing_rate = 1.0
+    channel.collect(100, 0)
+    assert channel.take_window_limited()
+    channel.grant(12, 1000)
+    channel.collect(100, 0)
+    assert not channel.take_window_limited()
+
+
+@both
+def test_pacing_lets_bursts_of_64_kib_go(fastpath: ModuleType) -> None:
+    burst = 65536 // DATAGRAM_BYTES
+    channel, slot, _ = sender(fastpath, 3 * burst, limit=10**6)
+    channel.pacing_rate = 10e6
+    channel.queue(slot, np.arange(3 * burst, dtype=np.uint32))
+    start = 1000 * MS
+    assert len(channel.collect(10**6, start)) == burst
+    assert channel.blocked()
+    due = channel.next_deadline_ns(start)
+    assert due == start + int(burst * DATAGRAM_BYTES * 1e9 / 10e6)
+    assert channel.collect(10**6, due - 1) == []
+    assert len(channel.collect(10, due)) == 10
+    assert channel.next_deadline_ns(due) == due + int(10 * DATAGRAM_BYTES * 1e9 / 10e6)
+    # Being late earns nothing: the rate is never exceeded afterwards.
+    assert len(channel.collect(10**6, due + 5000 * MS)) == burst
+    assert channel.collect(10**6, due + 5000 * MS) == []
+    channel.pacing_rate = 0.0
+    assert len(channel.collect(10**6, due + 5000 * MS)) == 3 * burst - 2 * burst - 10
+
+
+@both
+def test_pacing_keeps_the_rate(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath, 1000, limit=10**6)
+    rate = 1e6
+    channel.pacing_rate = rate
+    for _ in range(10):
+        channel.queue(slot, np.arange(1000, dtype=np.uint32))
+    now, start = 7 * MS, 7 * MS
+    while channel.pending(slot):
+        now = max(now, channel.next_deadline_ns(now))
+        channel.collect(10**6, now)
+    sent = channel.counters()["bytes_sent"]
+    assert (sent - 65536) / rate <= (now - start) / 1e9 <= sent / rate
+
+
+@both
+def test_next_deadline_is_now_while_something_can_leave(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath)
+    assert channel.next_deadline_ns(5) == -1
+    channel.queue(slot, indices(1))
+    assert channel.next_deadline_ns(5) == 5
+
+
+# --- RTT ---
+
+
+@both
+def test_a_credit_that_covers_a_turn_is_a_round_trip_sample(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath)
+    peer = Datagrams(fastpath, TAG_A)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.collect(3, 100)
+    channel.collect(3, 200)
+    channel.collect(3, 300)
+    channel.ingest([peer.credit(2, 1000)], 1000)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+    channel.ingest([peer.credit(3, 1000)], 1100)
+    channel.ingest([peer.credit(3, 1000)], 1200)
+    channel.ingest([peer.credit(9, 1000)], 1400)
+    assert channel.take_rtt_ns() == (1000, 1100, 2)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+
+
+@both
+def test_a_sample_belongs_to_the_turn_that_sent_what_is_acknowledged(fastpath: ModuleType) -> None:
+    """The end of the first turn is lost; a pass later a credit covers it and a part of the next."""
+    channel, slot, _ = sender(fastpath)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.collect(3, 0)
+    channel.collect(3, 100 * MS)
+    channel.ingest([Datagrams(fastpath, TAG_A).credit(5, 1000)], 101 * MS)
+    assert channel.take_rtt_ns() == (MS, MS, 1)
+
+
+@both
+def test_a_grant_has_no_time_and_gives_no_sample(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.collect(3, 5 * MS)
+    channel.grant(3, 1000)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+    channel.ingest([Datagrams(fastpath, TAG_A).credit(3, 1000)], 9 * MS)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+
+
+@both
+def test_the_smallest_sample_leaves_the_peers_host_out(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath)
+    peer = Datagrams(fastpath, TAG_A)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.collect(3, 0)
+    channel.collect(3, 0)
+    channel.ingest([peer.credit(3, 1000, held=10)], 100_000)
+    assert channel.take_rtt_ns() == (100_000 - 40_960, 100_000, 1)
+    channel.ingest([peer.credit(6, 1000, held=65535)], 200_000)
+    assert channel.take_rtt_ns() == (0, 200_000, 1)
+
+
+@both
+def test_a_credit_says_how_long_the_newest_data_was_held(fastpath: ModuleType) -> None:
+    channel, _ = pair(fastpath)
+    peer = Datagrams(fastpath, TAG_A)
+
+    def held(now: int) -> int:
+        (credit,) = channel.collect(9, now)
+        return fastpath.parse_datagram(credit)[2]
+
+    channel.ingest([peer.data(bytes(64), chunk=0)], MS)
+    assert held(MS) == 0
+    channel.ingest([peer.data(bytes(64), chunk=0)], 2 * MS)
+    assert held(2 * MS + 4096 * 7 + 4095) == 7
+    channel.ingest([peer.data(bytes(64), chunk=0)], 3 * MS)
+    assert held(3 * MS + 4096 * 70_000) == 65535
+    # An older one does not count: the credit speaks of the newest.
+    channel.ingest([peer.data(bytes(64), chunk=0, sequence=2)], 900 * MS)
+    assert held(3 * MS + 4096 * 100) == 100
+
+
+@both
+def test_a_sequence_that_never_arrived_was_not_held(fastpath: ModuleType) -> None:
+    """Neither a request nor a probe says when its newest datagram would have come."""
+    channel, _ = pair(fastpath)
+    peer = Datagrams(fastpath, TAG_A)
+
+    def held(now: int) -> int:
+        (credit,) = channel.collect(9, now)
+        return fastpath.parse_datagram(credit)[2]
+
+    channel.ingest([peer.request(0)], 500 * MS)
+    assert held(500 * MS) == 0
+    channel.ingest([peer.data(bytes(64), chunk=0)], 600 * MS)
+    channel.ingest([peer.request(9)], 700 * MS)
+    assert held(700 * MS) == 0
+    channel.ingest([peer.data(bytes(64), chunk=0, sequence=10)], 800 * MS)
+    channel.sync_received(12)
+    channel.ingest([peer.request(12)], 900 * MS)
+    assert held(900 * MS) == 0
