@@ -181,6 +181,8 @@ cdef struct ChannelState:
     int64_t last_progress_ns
     int64_t request_interval_ns
     uint32_t drained_since_credit
+    uint64_t credited_sequence  # received_sequence of the last credit
+    uint32_t requests_unanswered
     bint credit_due
     bint request_due
     TimeMark times[256]

@@ -86,6 +86,7 @@ cdef void handle_credit(ChannelState *s, const uint8_t *header, int64_t now) noe
         return
     s.counters[C_CREDITS_RECEIVED] += 1
     s.last_progress_ns = now
+    s.requests_unanswered = 0
     grant_credit(s, extend32(s.acknowledged, get32(header + 8)), extend32(s.limit, get32(header + 12)),
                  -1 if header[1] & FLAG_UNTIMED else now, <int64_t> get16(header + 4) * HOST_DELAY_UNIT_NS)
 

@@ -28,8 +28,9 @@ from .handshake import Connection
 BUDGET_S = 0.05
 """Longest stay in the pump: bounds the delay of everything else on this loop (heartbeats, new connections)."""
 
-LINGER_S = 0.05
-"""How long the pump sleeps on quiet sockets before the loop's own readers take over."""
+LINGER_S = 0.02
+"""How long the pump sleeps on quiet sockets before the loop's own readers take over; shorter than
+the budget."""
 
 UNSENT_LINGER_S = 0.001
 """... while the event loop has control bytes to write."""
@@ -212,6 +213,7 @@ class Driver:
             self._timer = None
         for link in self._links:
             self._unwatch(link)
+        until = self.now() + BUDGET_S
         for _ in range(TURNS_PER_CALL):
             self._settle()
             if self._scheduled:
@@ -219,13 +221,16 @@ class Driver:
             if all(link.failed for link in self._links):
                 return self._sleep()
             flags = self._pump()
-            if flags & fastpath.WAKE:
-                break
             if flags & fastpath.QUIET:
                 self._settle()
                 return self._sleep()
+            if flags & fastpath.WAKE or self.now() >= until:
+                break
         self._settle()
-        self.kick()
+        if any(link.session.busy for link in self._links):
+            self.kick()
+        else:  # what woke us may be the first step of a longer task: do not stand in its way
+            self._sleep()
 
     def _settle(self) -> None:
         """Inputs, timers, events and control frames of all links, until nothing changes any more."""

@@ -194,7 +194,8 @@ class Network:
     def _send(self, end: End, datagrams: list[bytes]) -> None:
         self._watcher.datagrams_out(end, datagrams)
         nbytes = sum(map(len, datagrams))
-        end.nic_free_at = self.now + nbytes / end.datagrams.model.bytes_per_s
+        busy_s = nbytes / end.datagrams.model.bytes_per_s
+        end.nic_free_at = max(end.nic_free_at, self.now) + busy_s
         for due, group in end.datagrams.send(datagrams, self.now):
             self.call_at(due, self._datagrams_arrive, end.peer, group)
 
