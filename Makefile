@@ -12,7 +12,7 @@ STAMPS := $(VENV)/.stamps
 EXTENSION_SOURCES := setup.py $(wildcard dblp/*.pyx dblp/*.pxd dblp/csrc/*.h dblp/csrc/*.pxi)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench-smoke lint build clean
+.PHONY: help demo test bench-smoke bench-micro lint build clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,11 @@ test: $(STAMPS)/extension-require ## Run all tests (ARGS="-k name" for some of t
 
 bench-smoke: $(STAMPS)/extension-require ## Run every bench at its smallest size
 	$(RUN) -m pytest tests/bench bench --benchmark-disable $(ARGS)
+
+bench-micro: $(STAMPS)/extension-require ## Measure steps and loopback rounds (JSON in bench/results)
+	mkdir -p bench/results
+	$(RUN) -m pytest bench/micro --benchmark-enable --benchmark-group-by=func \
+		--benchmark-json=bench/results/micro.json $(ARGS)
 
 lint: $(STAMPS)/extension-require ## Check style and types
 	$(RUN) -m ruff check .

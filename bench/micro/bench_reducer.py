@@ -15,12 +15,6 @@ BURST_CHUNKS = 32
 """Chunks that arrive from one worker at a time, about one GRO batch."""
 
 
-def sources_of(nbytes: int, workers: int, dtype: str) -> list[np.ndarray]:
-    if dtype == "float32":
-        return [gradient(nbytes) for _ in range(workers)]
-    return [np.zeros(nbytes, np.uint8) for _ in range(workers)]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("workers", [3, 8])
 @pytest.mark.sizes(full=(200_000, 20_000_000), smoke=(20_000,))
@@ -28,7 +22,7 @@ def test_reducer_arrive(
     repeat: Any, moves: Any, fastpath: Any, workers: int, dtype: str, nbytes: int
 ) -> None:
     """Chunk by chunk while data arrives, workers in turn.  Bytes per call: of all sources."""
-    out, sources = np.zeros(nbytes, np.uint8), sources_of(nbytes, workers, dtype)
+    out, sources = np.zeros(nbytes, np.uint8), [gradient(nbytes, dtype) for _ in range(workers)]
     count = -(-nbytes // CHUNK_BYTES)
     bursts = [
         np.arange(first, min(first + BURST_CHUNKS, count), dtype=np.uint32)
@@ -54,7 +48,7 @@ def test_reducer_finish(
     repeat: Any, moves: Any, fastpath: Any, contributors: bool, nbytes: int
 ) -> None:
     """All at the end, from bitmaps with 0.8 % missing."""
-    out, sources = np.zeros(nbytes, np.uint8), sources_of(nbytes, 3, "float32")
+    out, sources = np.zeros(nbytes, np.uint8), [gradient(nbytes) for _ in range(3)]
     count = -(-nbytes // CHUNK_BYTES)
     rng = np.random.default_rng(5)
     bitmaps = [

@@ -98,10 +98,17 @@ def moves(benchmark: Any) -> Callable[[int], None]:
     return note
 
 
-def gradient(nbytes: int) -> np.ndarray:
-    """A float32 array of `nbytes` bytes (rounded down to whole elements) like a gradient."""
+def gradient(nbytes: int, dtype: str = "float32") -> np.ndarray:
+    """An array of `nbytes` bytes (rounded down to whole elements) like a gradient; bfloat16: uint16.
+
+    Not zeros: fresh zero pages are all the same one, and reading them is too fast to be true.
+    """
     tile = np.random.default_rng(7).standard_normal(1 << 16, dtype=np.float32)
-    return np.resize(tile, nbytes // 4)
+    if dtype == "bfloat16":
+        tile = (tile.view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        tile = tile.astype(dtype)
+    return np.resize(tile, nbytes // tile.itemsize)
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: Any) -> None:

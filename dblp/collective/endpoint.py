@@ -1,4 +1,4 @@
-"""What workers and point-to-point peers share: a core, its link, and the futures of the calling threads."""
+"""What workers and point-to-point peers share: a core, its link, and the callers' futures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Endpoint:
         make_core: Callable[[Session], Core],
         convert: Callable[[Any, float], Any],
     ) -> None:
-        """`convert` makes what a call returns from (finished work of the core, seconds since the call)."""
+        """`convert` makes what a call returns, from finished work of the core and the seconds that
+        it took."""
         self._group = group
         self._convert = convert
         self._interval_s = config.gil_switch_interval_s
@@ -62,10 +63,11 @@ class Endpoint:
         group.driver.add(self.link)
 
     def submit(self, start: Callable[[float], object]) -> Future[Any]:
-        """From any thread: runs `start(now)`, a command of the core, and completes the future at its end."""
+        """From any thread: runs `start(now)`, a command of the core; the future is done at its end."""
         thread, driver = self._group.thread, self._group.driver
         thread.check_usable()
         future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # the buffer is the transport's: no way back
         called = driver.now()
         thread.submit(lambda: self._begin(future, start, called))
         return future
@@ -77,7 +79,9 @@ class Endpoint:
             future.set_exception(error)
             return
         except Exception as error:
-            future.set_exception(DBLPError(f"internal error ({type(error).__name__}: {error}): please report it"))
+            future.set_exception(
+                DBLPError(f"internal error ({type(error).__name__}: {error}): please report it")
+            )
             log.exception("internal error in a command")
             return
         self._futures[id(work)] = (future, called)
@@ -156,19 +160,12 @@ def wait_for(thread: LoopThread, future: Future[Any], what: str) -> Any:
     """The future's result; refuses to wait where that would deadlock."""
     if thread.on_loop_thread:
         raise LocalProtocolError(
-            f"{what} was called from a callback of the transport, where waiting would block it for ever: use the "
-            "variant that returns a future"
+            f"{what} was called from a callback of the transport, where waiting would block it for "
+            "ever: use the variant that returns a future"
         )
     return thread.wait(future)
 
 
 def close_thread(thread: LoopThread, group: EndpointGroup) -> None:
     """Shuts the group down and ends its thread; harmless when closed already or in a forked child."""
-    try:
-        thread.check_usable()
-    except LocalProtocolError:
-        return
-    try:
-        thread.call(group.shut_down(), CLOSE_TIMEOUT_S)
-    finally:
-        thread.close()
+    thread.finish(group.shut_down(), CLOSE_TIMEOUT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import sys
@@ -166,10 +167,12 @@ class Peer:
         if self._owns_thread:
             close_thread(self._thread, self._group)
             return
-        try:
+        if self._thread.on_loop_thread:
+            self._endpoint.close()
+            return
+        # LocalProtocolError: the listener was closed first, and with it all its peers.
+        with contextlib.suppress(LocalProtocolError):
             self._thread.call(self._group.close_endpoint(self._endpoint), CLOSE_TIMEOUT_S)
-        except LocalProtocolError:
-            pass  # the listener was closed first, and with it all its peers
 
     def __enter__(self) -> Peer:
         return self
@@ -259,19 +262,16 @@ class Listener:
             ) from None
         return Peer(self._thread, self._group, endpoint, owns=False)
 
-    async def _stop_listening(self) -> None:
+    async def _shut_down(self) -> None:
         self._server.close()
         for task in list(self._tasks):
             task.cancel()
         self._acceptor.close()
+        await self._group.shut_down()
 
     def close(self) -> None:
         """Stops listening and closes all accepted peers; idempotent."""
-        try:
-            self._thread.call(self._stop_listening(), CLOSE_TIMEOUT_S)
-        except LocalProtocolError:
-            return
-        close_thread(self._thread, self._group)
+        self._thread.finish(self._shut_down(), CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> Listener:
         return self

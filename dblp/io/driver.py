@@ -20,8 +20,8 @@ from .. import fastpath
 from ..config import TransportConfig
 from ..errors import DBLPError, PeerLostError, RemoteProtocolError
 from ..faults import ImpairmentState
-from ..proto import Path, Session
-from ..wire import AnyFrame, Bye, Heartbeat, decode_frame, encode_frame
+from ..proto import Session, turn
+from ..wire import Abort, AnyFrame, Bye, Heartbeat
 from .control import ControlConnection
 from .handshake import Connection
 
@@ -146,12 +146,9 @@ class Driver:
             self.kick()
 
     def _give(self, link: PeerLink, frame: AnyFrame, now: float) -> None:
-        """Hands a frame to the session; a frame that must not come ends the link."""
+        """Hands a frame to the session; what must not come ends the session, see `_feed`."""
         link.left = link.left or isinstance(frame, Bye)
-        try:
-            link.session.on_frame(frame, now=now)
-        except RemoteProtocolError as error:
-            self._fail(link, error)
+        link.session.on_frame(frame, now=now)
 
     def _lost(self, link: PeerLink, error: DBLPError) -> None:
         if link.left:
@@ -164,6 +161,8 @@ class Driver:
     def _fail(self, link: PeerLink, error: DBLPError) -> None:
         if not link.failed:
             link.failed = True
+            if isinstance(error, RemoteProtocolError):  # the peer learns what it did
+                link.control.send(Abort(kind=type(error).__name__, reason=str(error)))
             self._owner.on_link_failed(link, error)
             self.kick()
 
@@ -243,30 +242,19 @@ class Driver:
             self._flush(link)
 
     def _feed(self, link: PeerLink, now: float) -> None:
-        channel, session = link.channel, link.session
-        channel.take_events()
-        for payload in channel.take_control():
-            try:
-                frame = decode_frame(payload)
-            except RemoteProtocolError:
-                continue  # datagram trouble is counted, never raised
-            self._give(link, frame, now)
-        session.on_progress(now=now)
-        due = session.next_timeout()
-        if due is not None and due <= now:
-            session.on_timeout(now=now)
-        self._flush(link)  # signals leave before anything expensive happens with the data
-        link.on_events(now)
-        if session.error is not None:
-            self._fail(link, session.error)
+        turn.feed(
+            link.session,
+            link.channel,
+            now=now,
+            give=lambda frame: self._give(link, frame, now),
+            put_reliable=link.control.send,
+            on_events=link.on_events,
+        )
+        if link.session.error is not None:
+            self._fail(link, link.session.error)
 
     def _flush(self, link: PeerLink) -> None:
-        for frame, path in link.session.take_frames():
-            if path is not Path.RELIABLE:
-                stream = getattr(frame, "stream", 0)
-                link.channel.send_control(encode_frame(frame), stream, getattr(frame, "round", 0))
-            if path is not Path.DATAGRAM:
-                link.control.send(frame)
+        turn.flush(link.session, link.channel, link.control.send)
 
     def _pump(self) -> int:
         now = self.now()

@@ -1,7 +1,7 @@
 """One daemon thread with an event loop: it owns all sockets and sessions of an endpoint.
 
-Trainer threads have one door: `LoopThread.submit`.  The door is an eventfd of our own, so that it also wakes the
-compiled pump, which polls descriptors itself while rounds are in flight.
+Trainer threads have one door: `LoopThread.submit`.  The door is an eventfd of our own, so that it
+also wakes the compiled pump, which polls descriptors itself while rounds are in flight.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class LoopThread:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._work: deque[Callable[[], None]] = deque()
         self._pid = os.getpid()
+        self._lock = threading.Lock()  # around the door: nobody writes to a closed descriptor
         self._closed = False
+        self._ending = False
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         self._thread.start()
@@ -63,6 +65,9 @@ class LoopThread:
         try:
             self.loop.run_forever()
         finally:
+            with self._lock:
+                self._closed = True
+                os.close(self.wake_fd)
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
 
@@ -77,12 +82,16 @@ class LoopThread:
     def submit(self, work: Callable[[], None]) -> None:
         """Runs `work` on the loop thread, soon; it must not raise and must not block."""
         self.check_usable()
-        self._work.append(work)
-        os.eventfd_write(self.wake_fd, 1)
+        with self._lock:
+            if self._closed:
+                self.check_usable()
+            self._work.append(work)
+            os.eventfd_write(self.wake_fd, 1)
 
     def call(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
         """Runs a coroutine on the loop thread and waits for its result, at most `timeout_s`."""
         future: Future[Any] = Future()
+        tasks: list[asyncio.Task[None]] = []
 
         async def run() -> None:
             try:
@@ -90,13 +99,28 @@ class LoopThread:
             except BaseException as error:
                 future.set_exception(error)
 
-        tasks: list[asyncio.Task[None]] = []
-        self.submit(lambda: tasks.append(self.loop.create_task(run())))
+        def start() -> None:
+            tasks.append(self.loop.create_task(run()))
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+
+        try:
+            if self.on_loop_thread:
+                raise LocalProtocolError(
+                    "a call that waits was made from a callback of the transport, which would "
+                    "block for ever: make it from another thread"
+                )
+            self.submit(start)
+        except BaseException:
+            coroutine.close()
+            raise
         try:
             return future.result(timeout_s)
         except BaseException:
             if not future.done() and not self._closed:
-                self.submit(lambda: [task.cancel() for task in tasks] and None)
+                self.submit(cancel)
             raise
 
     def wait(self, future: Future[Any]) -> Any:
@@ -111,14 +135,16 @@ class LoopThread:
                 if future.done():  # the error of the future itself
                     raise error from None
                 if not self._thread.is_alive():
-                    raise LocalProtocolError("this endpoint was closed while a call was waiting") from None
+                    raise LocalProtocolError(
+                        "this endpoint was closed while a call was waiting"
+                    ) from None
 
     def check_usable(self) -> None:
-        """Raises LocalProtocolError when the thread is not there (closed, or this is a forked child)."""
+        """LocalProtocolError when the thread is not there: closed, or this is a forked child."""
         if os.getpid() != self._pid:
             raise LocalProtocolError(
-                "this endpoint was created before fork(), and its sockets and thread stayed in the parent process: "
-                "create it in the process that uses it"
+                "this endpoint was created before fork(), and its sockets and thread stayed in the "
+                "parent process: create it in the process that uses it"
             )
         if self._closed:
             raise LocalProtocolError("this endpoint is closed: create a new one")
@@ -128,6 +154,31 @@ class LoopThread:
         """Whether the caller runs on the loop thread, where waiting would deadlock."""
         return threading.current_thread() is self._thread
 
+    def finish(self, last_words: Coroutine[Any, Any, None], timeout_s: float) -> None:
+        """Runs `last_words` on the loop thread, then ends it; only the first call does.
+
+        Waits at most `timeout_s` and a little, but not on the loop thread itself (a callback, or
+        the garbage collector there): then it ends by itself, soon.
+        """
+        if os.getpid() != self._pid:
+            last_words.close()
+            return
+        with self._lock:
+            first = not self._ending and not self._closed
+            self._ending = True
+        if not first:
+            last_words.close()
+            if not self.on_loop_thread:
+                self._thread.join(timeout_s)
+        elif self.on_loop_thread:
+            task = self.loop.create_task(last_words)
+            task.add_done_callback(lambda _: self.close())
+        else:
+            try:
+                self.call(last_words, timeout_s)
+            finally:
+                self.close()
+
     def close(self) -> None:
         """Stops the loop and joins the thread; harmless when called again or in a forked child."""
         if self._closed or os.getpid() != self._pid:
@@ -136,5 +187,3 @@ class LoopThread:
         self._closed = True
         if not self.on_loop_thread:
             self._thread.join(JOIN_TIMEOUT_S)
-            if not self._thread.is_alive():
-                os.close(self.wake_fd)

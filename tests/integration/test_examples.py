@@ -1,0 +1,62 @@
+"""Every example runs as its first line says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dblp
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60.0
+
+
+def run(*command: str) -> str:
+    """What `python COMMAND` prints; it must end well."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_loopback() -> None:
+    lines = run("examples/loopback.py").splitlines()
+    assert len(lines) == 12
+    assert lines[0].split()[1:3] == ["critical", "0.8%"]
+    assert lines[-1].split()[1:3] == ["normal", "40.8%"]
+
+
+def test_point_to_point() -> None:
+    assert "0 wrong elements" in run("examples/point_to_point.py")
+
+
+def test_custom_policy() -> None:
+    lines = run("examples/custom_policy.py").splitlines()
+    assert "critical" in lines[0] and "normal" in lines[5] and "critical" in lines[6]
+
+
+def test_numpy_worker() -> None:
+    with dblp.ParameterServer("127.0.0.1:0", workers=1) as server:
+        out = run("examples/numpy_worker.py", server.address, "--rank", "0", "--steps", "3")
+    assert len(out.splitlines()) == 2
+
+
+def test_every_example_has_a_test() -> None:
+    tested = Path(__file__).read_text(encoding="utf-8")
+    assert not [path.name for path in ROOT.glob("examples/*.py") if path.name not in tested]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.name)
+def test_every_example_says_how_to_run_it(path: Path) -> None:
+    assert f"examples/{path.name}" in path.read_text(encoding="utf-8").split('"""')[1]
