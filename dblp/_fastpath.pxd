@@ -1,7 +1,9 @@
 # cython: language_level=3
 """Vocabulary of the fast path: C externs and the structures that the .pxi files share."""
 
-from libc.stdint cimport int16_t as int16_t_, int32_t as int32_t_, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t as int16_t_
+from libc.stdint cimport int32_t as int32_t_
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
 cdef extern from "csrc/crc32c.h" nogil:
@@ -18,7 +20,8 @@ cdef extern from "csrc/random.h" nogil:
 
 cdef extern from "csrc/reduce.h" nogil:
     int DBLP_F32, DBLP_F64, DBLP_F16, DBLP_BF16
-    void dblp_mean(uint8_t *out, const uint8_t **sources, int present, size_t nbytes, int divisor, int kind)
+    void dblp_mean(
+        uint8_t *out, const uint8_t **sources, int present, size_t nbytes, int divisor, int kind)
     double dblp_energy(const uint8_t *data, size_t nbytes, int kind)
 
 cdef extern from "csrc/udp.h" nogil:

@@ -1,93 +1,135 @@
-"""The contract of the fast path.  `_fastpath.pyx` (compiled) and `_fastpath_py.py` (readable twin) both implement it.
+"""The contract of the fast path: `_fastpath.pyx` (compiled) and `_fastpath_py.py` (readable twin)
+both implement it.
 
-It moves bytes and never decides: all bounds (notify counts, windows, rates, budgets) are set by the caller.
-Datagram trouble is counted, never raised.  Misuse by the caller raises ValueError.
+It moves bytes and never decides: all bounds (notify counts, windows, rates, budgets) are set by the
+caller.  Datagram trouble is counted, never raised.  Misuse by the caller raises ValueError.
+
+Every buffer is contiguous; indices are whatever `numpy.asarray` makes one dimension of uint32 of.
 """
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+_BufferLike: TypeAlias = Buffer | npt.NDArray[Any]
+"""numpy's own stubs make an array a buffer from Python 3.12 on only."""
 
 IS_COMPILED: bool
 HEADER_BYTES: int  # 24
 MAX_SLOTS: int  # 256 receive and 256 transmit slots per channel
 
 # pump() result flags
-EVENT: int  # 1  Python has something to do: control frame, notify reached, or a transmit slot ran dry
-QUIET: int  # 2  nothing happened for linger_ns
-BUDGET: int  # 4  budget_ns used up
-WAKE: int  # 8  one of wake_fds is readable
+EVENT: int
+"""1: Python has something to do: control frame, notify reached, or a transmit slot ran dry."""
+QUIET: int
+"""2: nothing happened for linger_ns."""
+BUDGET: int
+"""4: budget_ns used up."""
+WAKE: int
+"""8: one of wake_fds is readable."""
 
 COUNTERS: tuple[str, ...]
 """Names of the counters, in order:
 datagrams_sent bytes_sent send_calls send_errors datagrams_received bytes_received receive_calls
 accepted duplicate stale future foreign corrupt malformed truncated
-control_received control_sent credits_sent credits_received credit_requests_sent credit_requests_received
+control_received control_sent credits_sent credits_received
+credit_requests_sent credit_requests_received
 injected_loss moved gso_fallbacks kernel_drops
 (`moved`: chunks that were not received straight into their place but copied there.)
 """
 
-def crc32c(data, value: int = 0) -> int:
+def crc32c(data: _BufferLike, value: int = 0) -> int:
     """CRC-32C (Castagnoli) of any contiguous buffer, continuing from `value`."""
 
 def crc32c_backend() -> str:
     """'vpclmulqdq', 'sse4.2', 'armv8' or 'portable' (the twin: 'python')."""
 
-def pack_datagram(kind: int, flags: int, stream: int, sequence: int, round: int, chunk: int, tag: int, payload) -> bytes:
+def pack_datagram(
+    kind: int,
+    flags: int,
+    stream: int,
+    sequence: int,
+    round: int,
+    chunk: int,
+    tag: int,
+    payload: _BufferLike,
+) -> bytes:
     """One whole datagram with valid length and CRC (tests, injector, HELLO)."""
 
-def parse_datagram(data) -> tuple[int, int, int, int, int, int, int, bytes] | None:
-    """(kind, flags, stream, sequence & 0xffff, round, chunk, tag, payload), or None when version, length or CRC is wrong."""
+def parse_datagram(data: _BufferLike) -> tuple[int, int, int, int, int, int, int, bytes] | None:
+    """(kind, flags, stream, sequence & 0xffff, round, chunk, tag, payload), or None when version,
+    length or CRC is wrong."""
 
-def bitmap_set(bitmap, index: int) -> bool:
+def bitmap_set(bitmap: _BufferLike, index: int) -> bool:
     """Sets bit `index` (LSB first); True if it was clear."""
 
-def bitmap_count(bitmap, count: int) -> int:
+def bitmap_count(bitmap: _BufferLike, count: int) -> int:
     """Number of set bits among the first `count`."""
 
-def bitmap_missing(bitmap, count: int, first: int = 0) -> np.ndarray:
+def bitmap_missing(bitmap: _BufferLike, count: int, first: int = 0) -> npt.NDArray[np.uint32]:
     """uint32 indices in first … count-1 whose bit is clear, ascending."""
 
-def zero_missing(buffer, bitmap, count: int, chunk_bytes: int) -> int:
+def zero_missing(buffer: _BufferLike, bitmap: _BufferLike, count: int, chunk_bytes: int) -> int:
     """Zeroes every chunk of `buffer` whose bit is clear; returns how many."""
 
-def squared_norm(buffer, dtype: str) -> float:
+def squared_norm(buffer: _BufferLike, dtype: str) -> float:
     """Sum of squares in float64.  dtype: 'float32' 'float64' 'float16' 'bfloat16'."""
 
-def chunk_energy(buffer, dtype: str, chunk_bytes: int) -> np.ndarray:
-    """float32 array: sum of squares per chunk."""
+def chunk_energy(buffer: _BufferLike, dtype: str, chunk_bytes: int) -> npt.NDArray[np.float32]:
+    """Sum of squares per chunk."""
 
 class Reducer:
     """Mean over workers, chunk by chunk while data arrives.  Accumulates in rank order, in float32
     (float64 for 'float64'), divides at the end, rounds once to the buffer's dtype."""
 
-    def __init__(self, out, sources: Sequence[object], chunk_bytes: int, dtype: str, contributors: bool = False) -> None:
-        """`out` and each of `sources` (rank order) are writable/readable contiguous buffers of equal size in bytes,
-        pinned while the Reducer lives; `out` must not
-        overlap a source.  dtype as in squared_norm.  contributors=False: divide by len(sources);
-        True: divide each chunk by the number of sources that delivered it."""
+    def __init__(
+        self,
+        out: _BufferLike,
+        sources: Sequence[_BufferLike],
+        chunk_bytes: int,
+        dtype: str,
+        contributors: bool = False,
+    ) -> None:
+        """`out` (writable) and each of `sources` (rank order) are contiguous buffers of equal size
+        in bytes, pinned while the Reducer lives; `out` must not overlap a source.  dtype as in
+        squared_norm.  contributors=False: divide by len(sources); True: divide each chunk by the
+        number of sources that delivered it."""
 
     count: int  # chunks
     @property
     def ready(self) -> int:
         """Chunks reduced so far; their indices are ready_indices()[:ready]."""
-    def ready_indices(self) -> np.ndarray: ...
-    def arrive(self, source: int, indices) -> None:
-        """Source has these chunks (uint32 array).  Chunks now delivered by all sources are reduced and become ready.
-        Called from Channel ingest; at most once per (source, chunk)."""
-    def finish(self, bitmaps: Sequence[object]) -> None:
-        """All sources have stopped; bitmaps say what each delivered (missing = contributes nothing).
-        Reduces every chunk that is not ready yet (no contributor: zero) and makes it ready, ascending."""
+    def ready_indices(self) -> npt.NDArray[np.uint32]: ...
+    def arrive(self, source: int, indices: npt.ArrayLike) -> None:
+        """Source has these chunks.  Chunks now delivered by all sources are reduced and become
+        ready.  Called from Channel ingest; at most once per (source, chunk)."""
+    def finish(self, bitmaps: Sequence[_BufferLike]) -> None:
+        """All sources have stopped; bitmaps say what each delivered (missing = contributes
+        nothing).  Reduces every chunk that is not ready yet (no contributor: zero) and makes it
+        ready, ascending."""
 
 class Channel:
-    """One direction-pair to one peer over one connected UDP socket: transmit queue, receive table, credit.
+    """One direction-pair to one peer over one connected UDP socket: transmit queue, receive table,
+    credit.
 
-    fd = -1: no socket; use collect()/ingest() (simulator, impaired path).  Sequences are 64 bit inside, 16 bit on the
-    wire; the first datagram sent has sequence 1.  Sequence numbers are used by DATA datagrams only (others carry the
-    newest DATA sequence).
+    fd = -1: no socket; use collect()/ingest() (simulator, impaired path).  Sequences are 64 bit
+    inside, 16 bit on the wire; the first datagram sent has sequence 1.  Sequence numbers are used
+    by DATA datagrams only (others carry the newest DATA sequence).
     """
 
-    def __init__(self, fd: int, *, send_tag: int, recv_tag: int, chunk_bytes: int, gso: bool = True, gro: bool = True) -> None: ...
+    def __init__(
+        self,
+        fd: int,
+        *,
+        send_tag: int,
+        recv_tag: int,
+        chunk_bytes: int,
+        gso: bool = True,
+        gro: bool = True,
+    ) -> None: ...
 
     chunk_bytes: int
     fd: int
@@ -98,35 +140,51 @@ class Channel:
     pacing_rate: float
     """Bytes per second that we may send; 0 = no pacing."""
     request_interval_ns: int
-    """A transmitter that is blocked on credit asks for it after this long without progress (default 2 ms)."""
+    """A transmitter that is blocked on credit asks for it after this long without progress (default
+    2 ms)."""
 
     # receive side
-    def open_receive(self, stream: int, round: int, buffer, bitmap, *, aim: bool = True, reducer: Reducer | None = None, source: int = 0) -> int:
-        """Arms (stream, round): chunks go to their place in writable `buffer`, bits into `bitmap` (≥ (count+7)//8 writable
-        zeroed bytes).  Both are pinned until close_receive.  aim: datagrams may be received straight into places
-        not yet received (a wrong guess is moved; the place of a missing chunk may hold garbage: zero_missing after
-        close).  With aim=False only verified chunks ever touch the buffer.  Returns a slot number; ValueError when
-        (stream, round) is open already, sizes do not fit or no slot is free.
-        Two rounds of one stream may be open at once.  A zero-length buffer is fine (count 0)."""
+    def open_receive(
+        self,
+        stream: int,
+        round: int,
+        buffer: _BufferLike,
+        bitmap: _BufferLike,
+        *,
+        aim: bool = True,
+        reducer: Reducer | None = None,
+        source: int = 0,
+    ) -> int:
+        """Arms (stream, round): chunks go to their place in writable `buffer`, bits into `bitmap`
+        (≥ (count+7)//8 writable zeroed bytes).  Both are pinned until close_receive.  aim:
+        datagrams may be received straight into places not yet received (a wrong guess is moved; the
+        place of a missing chunk may hold garbage: zero_missing after close).  With aim=False only
+        verified chunks ever touch the buffer.  Returns a slot number; ValueError when (stream,
+        round) is open already, sizes do not fit or no slot is free.  Two rounds of one stream may
+        be open at once.  A zero-length buffer is fine (count 0)."""
     def set_aim(self, slot: int, aim: bool) -> None: ...
     def set_notify(self, slot: int, accepted: int) -> None:
-        """pump() returns EVENT when the slot's accepted count reaches this (fires once; at once if already there)."""
+        """pump() returns EVENT when the slot's accepted count reaches this (fires once; at once if
+        already there)."""
     def accepted(self, slot: int) -> int: ...
     def duplicates(self, slot: int) -> int: ...
     def close_receive(self, slot: int) -> None:
         """Later datagrams of this round are `stale`."""
-    def deliver(self, slot: int, index: int, payload) -> bool:
-        """A chunk that came on the reliable channel; False if it was there already or does not fit."""
+    def deliver(self, slot: int, index: int, payload: _BufferLike) -> bool:
+        """A chunk that came on the reliable channel; False if it was there already or does not
+        fit."""
 
     # transmit side
-    def open_transmit(self, stream: int, round: int, buffer) -> int:
+    def open_transmit(self, stream: int, round: int, buffer: _BufferLike) -> int:
         """Registers the (readable, pinned) source of a round; returns a slot."""
-    def queue(self, slot: int, indices) -> None:
-        """Appends a pass: uint32 chunk indices in send order.  ValueError if any index is out of range."""
+    def queue(self, slot: int, indices: npt.ArrayLike) -> None:
+        """Appends a pass: chunk indices in send order.  ValueError if any is out of range."""
     def follow(self, slot: int, reducer: Reducer) -> None:
-        """Sends the reducer's chunks as they become ready, once each (in place of queue() for the first pass)."""
+        """Sends the reducer's chunks as they become ready, once each (in place of queue() for the
+        first pass)."""
     def pending(self, slot: int) -> int:
-        """Indices queued (or ready to follow, or not yet ready to follow) and not yet handed to the kernel."""
+        """Indices queued (or ready to follow, or not yet ready to follow) and not yet handed to the
+        kernel."""
     def sent(self, slot: int) -> int:
         """Datagrams of this slot handed to the kernel so far, over all passes."""
     def cancel(self, slot: int) -> int:
@@ -145,50 +203,60 @@ class Channel:
     def grant(self, sequence_seen: int, limit: int) -> None:
         """Credit that came otherwise than by datagram (monotonic: never lowers)."""
     def sync_received(self, sequence: int) -> None:
-        """All up to `sequence` has arrived or is lost (a PROBE said so): raises received_sequence."""
+        """All up to `sequence` has arrived or is lost (a PROBE said so): raises
+        received_sequence."""
     def blocked(self) -> bool:
         """Something is pending but credit, cwnd, pacing or a full socket holds it back."""
     def take_window_limited(self) -> bool:
-        """Whether the congestion window alone has held chunks back since the last call (in a transmit turn: more
-        chunks were sendable than cwnd - unacknowledged, which was at most what credit and pacing allowed)."""
+        """Whether the congestion window alone has held chunks back since the last call (in a
+        transmit turn: more chunks were sendable than cwnd - unacknowledged, which was at most what
+        credit and pacing allowed)."""
     def take_rtt_ns(self) -> tuple[int, int, int]:
-        """(smallest, last, number of) round-trip samples since the last call; (0, 0, 0) when none.  `last` is what the
-        endpoints see; `smallest` leaves out the time that the peer's host held the datagram before its credit left
-        (field `stream` of the credit, units of 4,096 ns, at most 65,535): the delay of the path alone."""
+        """(smallest, last, number of) round-trip samples since the last call; (0, 0, 0) when none.
+        `last` is what the endpoints see; `smallest` leaves out the time that the peer's host held
+        the datagram before its credit left (field `stream` of the credit, units of 4,096 ns, at
+        most 65,535): the delay of the path alone."""
 
     # control frames as datagrams (KIND_CONTROL)
     def send_control(self, payload: bytes, stream: int = 0, round: int = 0) -> bool:
-        """Sends at once (fd) or appends for collect().  False if the kernel refused.  ValueError if longer than chunk_bytes."""
+        """Sends at once (fd) or appends for collect().  False if the kernel refused.  ValueError if
+        longer than chunk_bytes."""
     def take_control(self) -> list[bytes]:
         """Payloads of the control datagrams received since the last call."""
 
     # faults
     def set_loss(self, ppm: int, first_round: int, last_round: int, seed: int) -> None:
-        """Drops arriving datagrams (all kinds) with probability ppm/1e6 while the newest round this channel has opened for
-        receiving or transmitting lies in first_round … last_round; DATA by its own round.  0 switches it off.
-        Counted as injected_loss."""
+        """Drops arriving datagrams (all kinds) with probability ppm/1e6 while the newest round this
+        channel has opened for receiving or transmitting lies in first_round … last_round; DATA by
+        its own round.  0 switches it off.  Counted as injected_loss."""
 
     # bytes in, bytes out without a socket (simulator, impaired path, tests)
     def ingest(self, datagrams: Sequence[bytes], now_ns: int) -> None:
         """Handles arrived datagrams exactly as pump() does."""
     def collect(self, max_datagrams: int, now_ns: int) -> list[bytes]:
-        """What pump() would send now: control, credits and credit requests, then data within credit, cwnd and pacing."""
+        """What pump() would send now: control, credits and credit requests, then data within
+        credit, cwnd and pacing."""
     def receive_raw(self, max_calls: int = 8) -> list[bytes]:
-        """Reads the socket to EAGAIN (bounded) and returns the datagrams without handling them (GRO split undone)."""
+        """Reads the socket to EAGAIN (bounded) and returns the datagrams without handling them (GRO
+        split undone)."""
     def send_pending(self, now_ns: int) -> int:
         """One transmit turn on the socket (impaired path); returns datagrams sent."""
 
     def next_deadline_ns(self, now_ns: int) -> int:
-        """When this channel next wants a turn though nothing arrives (pacing, credit request); -1: never."""
+        """When this channel next wants a turn though nothing arrives (pacing, credit request); -1:
+        never."""
     def reached(self) -> bool:
         """Something for Python is waiting (as EVENT of pump()); cleared by take_events()."""
     def take_events(self) -> None: ...
     def counters(self) -> dict[str, int]: ...
 
-def pump(channels: Sequence[Channel], wake_fds: Sequence[int], *, budget_ns: int, linger_ns: int) -> int:
-    """Receives and sends on all channels until there is an EVENT, nothing happens for linger_ns, budget_ns is over, or a
-    wake fd is readable.  Sends credits (every window/8 datagrams drained, when a socket runs empty after at least
-    one DATA, and on request).  The GIL is released while it runs.  Returns flags (EVENT | QUIET | BUDGET | WAKE)."""
+def pump(
+    channels: Sequence[Channel], wake_fds: Sequence[int], *, budget_ns: int, linger_ns: int
+) -> int:
+    """Receives and sends on all channels until there is an EVENT, nothing happens for linger_ns,
+    budget_ns is over, or a wake fd is readable.  Sends credits (every window/8 datagrams drained,
+    when a socket runs empty after at least one DATA, and on request).  The GIL is released while it
+    runs.  Returns flags (EVENT | QUIET | BUDGET | WAKE)."""
 
 def probe_offload(fd: int) -> tuple[bool, bool]:
     """(UDP_SEGMENT works, UDP_GRO works) on this socket."""

@@ -1,15 +1,16 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False
 """The compiled fast path.  `_fastpath.pyi` is its contract, `_fastpath_py.py` its readable twin.
 
-It touches bytes and file descriptors and never decides: windows, rates, notify counts and budgets are set by the
-caller.  Loops are `noexcept nogil`; every bound is checked once at entry; datagram trouble is counted.
+It touches bytes and file descriptors and never decides: windows, rates, notify counts and budgets
+are set by the caller.  Loops are `noexcept nogil`; every bound is checked once at entry; datagram
+trouble is counted.
 """
 
-cimport cython
 from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
 )
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
@@ -35,19 +36,24 @@ cdef enum:
     FLAG_UNTIMED = 2
     MAX_DATAGRAM = 65536
 
-cdef uint32_t NEVER = <uint32_t> -1   # no such chunk, no such count; also the checksum's initial state
+# No such chunk, no such count; also the checksum's initial state.
+cdef uint32_t NEVER = <uint32_t> -1
 
 cdef enum:  # positions in ChannelState.counters, in the order of COUNTERS
-    C_DATAGRAMS_SENT, C_BYTES_SENT, C_SEND_CALLS, C_SEND_ERRORS, C_DATAGRAMS_RECEIVED, C_BYTES_RECEIVED,
-    C_RECEIVE_CALLS, C_ACCEPTED, C_DUPLICATE, C_STALE, C_FUTURE, C_FOREIGN, C_CORRUPT, C_MALFORMED, C_TRUNCATED,
-    C_CONTROL_RECEIVED, C_CONTROL_SENT, C_CREDITS_SENT, C_CREDITS_RECEIVED, C_REQUESTS_SENT, C_REQUESTS_RECEIVED,
+    C_DATAGRAMS_SENT, C_BYTES_SENT, C_SEND_CALLS, C_SEND_ERRORS,
+    C_DATAGRAMS_RECEIVED, C_BYTES_RECEIVED, C_RECEIVE_CALLS,
+    C_ACCEPTED, C_DUPLICATE, C_STALE, C_FUTURE, C_FOREIGN, C_CORRUPT, C_MALFORMED, C_TRUNCATED,
+    C_CONTROL_RECEIVED, C_CONTROL_SENT, C_CREDITS_SENT, C_CREDITS_RECEIVED,
+    C_REQUESTS_SENT, C_REQUESTS_RECEIVED,
     C_INJECTED_LOSS, C_MOVED, C_GSO_FALLBACKS, C_KERNEL_DROPS, C_COUNT
 
 COUNTERS = (
-    "datagrams_sent", "bytes_sent", "send_calls", "send_errors", "datagrams_received", "bytes_received",
-    "receive_calls", "accepted", "duplicate", "stale", "future", "foreign", "corrupt", "malformed", "truncated",
-    "control_received", "control_sent", "credits_sent", "credits_received", "credit_requests_sent",
-    "credit_requests_received", "injected_loss", "moved", "gso_fallbacks", "kernel_drops",
+    "datagrams_sent", "bytes_sent", "send_calls", "send_errors",
+    "datagrams_received", "bytes_received", "receive_calls",
+    "accepted", "duplicate", "stale", "future", "foreign", "corrupt", "malformed", "truncated",
+    "control_received", "control_sent", "credits_sent", "credits_received",
+    "credit_requests_sent", "credit_requests_received",
+    "injected_loss", "moved", "gso_fallbacks", "kernel_drops",
 )
 
 dblp_crc32c_setup(1)

@@ -37,7 +37,8 @@ def byte_view_of(
         numeric: whether elements are averaged; False accepts every dtype.
 
     Raises:
-        LocalProtocolError: not contiguous, not writable, not on the CPU, sparse, or a dtype that cannot be averaged.
+        LocalProtocolError: not contiguous, not writable, not on the CPU, sparse, or a dtype that
+            cannot be averaged.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
@@ -45,11 +46,14 @@ def byte_view_of(
     else:
         view, dtype = _array_bytes(array, what)
     if writable and view.readonly:
-        raise LocalProtocolError(f"{what} is read-only, and its result is written in place: pass a writable copy")
+        raise LocalProtocolError(
+            f"{what} is read-only, and its result is written in place: pass a writable copy"
+        )
     if numeric:
         if dtype not in _AVERAGED:
             raise LocalProtocolError(
-                f"{what} has dtype {dtype}, which has no mean: convert it to one of {', '.join(_AVERAGED)}"
+                f"{what} has dtype {dtype}, which has no mean: convert it to one of "
+                f"{', '.join(_AVERAGED)}"
             )
         dtype = _AVERAGED[dtype]
     return view, dtype
@@ -57,13 +61,21 @@ def byte_view_of(
 
 def _tensor_bytes(tensor: Any, torch: Any, what: str) -> tuple[memoryview, str]:
     if tensor.layout != torch.strided:
-        raise LocalProtocolError(f"{what} is a sparse tensor ({tensor.layout}): pass {what}.to_dense()")
+        raise LocalProtocolError(
+            f"{what} is a sparse tensor ({tensor.layout}): pass {what}.to_dense()"
+        )
     if tensor.device.type != "cpu":
-        raise LocalProtocolError(f"{what} is on {tensor.device}: copy it to the CPU first, such as {what}.cpu()")
+        raise LocalProtocolError(
+            f"{what} is on {tensor.device}: copy it to the CPU first, such as {what}.cpu()"
+        )
     if not tensor.is_contiguous():
         raise LocalProtocolError(f"{what} is not contiguous: pass {what}.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():  # resolved in a copy, which would get the result
+        raise LocalProtocolError(
+            f"{what} is a lazy conjugate or negative: pass {what}.resolve_conj().resolve_neg()"
+        )
     dtype = str(tensor.dtype).removeprefix("torch.")
-    flat = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    flat = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     if flat.numel() == 0:
         return memoryview(bytearray()), dtype
     return memoryview(flat.reshape(-1).view(torch.uint8).numpy()), dtype
@@ -82,13 +94,15 @@ def _array_bytes(array: Any, what: str) -> tuple[memoryview, str]:
         array = np.asarray(view)
     if not array.flags.c_contiguous:
         raise LocalProtocolError(
-            f"{what} is not contiguous (strides {array.strides}): pass numpy.ascontiguousarray({what}) "
-            "and copy the result back"
+            f"{what} is not contiguous (strides {array.strides}): pass "
+            f"numpy.ascontiguousarray({what}) and copy the result back"
         )
     if array.dtype.hasobject:
         raise LocalProtocolError(f"{what} holds Python objects: pass an array of numbers")
     if array.dtype.byteorder == (">" if sys.byteorder == "little" else "<"):
-        raise LocalProtocolError(f"{what} has foreign byte order: pass {what}.astype({what}.dtype.newbyteorder('='))")
+        raise LocalProtocolError(
+            f"{what} has foreign byte order: pass {what}.astype({what}.dtype.newbyteorder('='))"
+        )
     name = "bfloat16" if array.dtype.name == "bfloat16" else str(array.dtype)
     if array.size == 0:
         return memoryview(bytearray()), name

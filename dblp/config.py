@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .congestion import AdaptiveWindow, Congestion
 from .deadline import Deadline
@@ -65,9 +65,9 @@ class TransportConfig:
     """How control signals travel: datagram (UDP first, TCP as the reliable fallback) or tcp (TCP
     only, as in the paper)."""
 
-    congestion: Congestion = AdaptiveWindow()
-    """How fast to send: `AdaptiveWindow()` keeps the path's queue short, `FixedRate(bits_per_s)` and
-    `Unpaced()` do what they say.  Each side decides for what it sends."""
+    congestion: Congestion = field(default_factory=AdaptiveWindow)
+    """How fast to send: `AdaptiveWindow()` keeps the path's queue short, `FixedRate(bits_per_s)`
+    and `Unpaced()` do what they say.  Each side decides for what it sends."""
 
     deadline: Deadline | None = None
     """Time limit of rounds that may lose chunks, outside critical regimes; `Deadline()` adapts to
@@ -85,8 +85,8 @@ class TransportConfig:
 
     gil_switch_interval_s: float = 0.0005
     """While a call of this process is under way, threads hand over the GIL after this many seconds
-    (`sys.setswitchinterval`, process-wide; CPython's own value is 0.005); 0 leaves it alone.  A trainer
-    thread that runs pure Python would hold up the transport otherwise."""
+    (`sys.setswitchinterval`, process-wide; CPython's own value is 0.005); 0 leaves it alone.  A
+    trainer thread that runs pure Python would hold up the transport otherwise."""
 
     heartbeat_s: float = 1.0
     """Interval of heartbeats while nothing else travels, in seconds."""
@@ -104,6 +104,13 @@ class TransportConfig:
         self._check_seconds("gil_switch_interval_s", zero=True)
         if self.probe_quiet_s is not None:
             self._check_seconds("probe_quiet_s", zero=True)
+        if self.deadline is not None and not isinstance(self.deadline, Deadline):
+            raise ConfigError(f"deadline is {self.deadline!r}: choose dblp.Deadline(...) or None")
+        if not callable(getattr(self.congestion, "new_control", None)):
+            raise ConfigError(
+                f"congestion is {self.congestion!r}: choose AdaptiveWindow(), FixedRate(bits_per_s) "
+                "or Unpaced()"
+            )
         if not isinstance(self.offload, bool):
             raise ConfigError(f"offload is {self.offload!r}: choose True or False")
         if self.heartbeat_s >= self.peer_silence_s:

@@ -1,8 +1,9 @@
 """How fast a sender may go: one small interface, three answers.
 
-Loss is no signal here: bounded loss is tolerated, and a burst says nothing about the rate a path can carry.  What counts
-is the delay that the path adds (Swift, SIGCOMM 2020; FAST TCP, INFOCOM 2004), measured without the time that either host
-holds a datagram, and kept across rounds, because a round is too short to find a rate from nothing.
+Loss is no signal here: bounded loss is tolerated, and a burst says nothing about the rate a path
+can carry.  What counts is the delay that the path adds (Swift, SIGCOMM 2020; FAST TCP, INFOCOM
+2004), measured without the time that either host holds a datagram, and kept across rounds, because
+a round is too short to find a rate from nothing.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ class Feedback:
 class CongestionControl(Protocol):
     """State of one direction to one peer."""
 
-    window: int
-    """Datagrams that may be unacknowledged."""
     pacing_bytes_per_s: float
     """0: no pacing."""
+
+    @property
+    def window(self) -> int:
+        """Datagrams that may be unacknowledged."""
 
     def on_feedback(self, feedback: Feedback) -> None:
         """Takes news into account."""
@@ -96,7 +99,9 @@ class FixedRate:
 
     def __post_init__(self) -> None:
         if not isinstance(self.bits_per_s, int | float) or not self.bits_per_s > 0:
-            raise ConfigError(f"bits_per_s is {self.bits_per_s!r}: choose a rate above 0, such as 1e9")
+            raise ConfigError(
+                f"bits_per_s is {self.bits_per_s!r}: choose a rate above 0, such as 1e9"
+            )
 
     def new_control(self, datagram_bytes: int) -> CongestionControl:
         return _Constant(self.bits_per_s / 8)
@@ -116,7 +121,9 @@ class AdaptiveWindow:
 
     def __post_init__(self) -> None:
         if not 0 < self.queue_delay_s < 10:
-            raise ConfigError(f"queue_delay_s is {self.queue_delay_s!r}: choose seconds, such as 0.0008")
+            raise ConfigError(
+                f"queue_delay_s is {self.queue_delay_s!r}: choose seconds, such as 0.0008"
+            )
         for name in ("step_datagrams", "initial_datagrams", "minimum_datagrams"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}: choose 1 or more")
@@ -130,11 +137,14 @@ BASE_DELAY_MEMORY_S = 10.0
 
 
 class AdaptiveWindowControl:
-    """Once per round trip: below half the target the window doubles if it was the limit, below the target it grows by a
-    step, above it shrinks in proportion to the excess (at most by half) and still gains the step.
+    """A window that follows the path's queue.
 
-    In equilibrium every sender's proportional loss equals the common step, so windows are equal whatever they were
-    (FAST TCP's argument), and the queue stays a little above the target.
+    Once per round trip: below half the target the window doubles if it was the limit, below the
+    target it grows by a step, above it shrinks in proportion to the excess (at most by half) and
+    still gains the step.
+
+    In equilibrium every sender's proportional loss equals the common step, so windows are equal
+    whatever they were (FAST TCP's argument), and the queue stays a little above the target.
     """
 
     def __init__(self, plan: AdaptiveWindow) -> None:

@@ -1,7 +1,9 @@
-"""A time limit for rounds that may lose chunks: a burst round then takes about as long as a clean one (hazard 11).
+"""A time limit for rounds that may lose chunks: a burst round then takes about as long as a clean
+one (hazard 11).
 
-70 % loss against a bound of 40.8 % still needs several passes.  With a deadline the receiver takes what it has by then,
-if that is at least a floor; else it goes on and stops at the floor.  Exact rounds and critical regimes have no deadline.
+70 % loss against a bound of 40.8 % still needs several passes.  With a deadline the receiver takes
+what it has by then, if that is at least a floor; else it goes on and stops at the floor.  Exact
+rounds and critical regimes have no deadline.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ class Deadline:
     """
 
     floor: Tolerance | str = "80%"
-    """Largest share of the chunks that may be missing at the deadline: what the paper's 70 % burst leaves of a round
-    that is over after 59.2 % of its chunks."""
+    """Largest share of the chunks that may be missing at the deadline: what the paper's 70 % burst
+    leaves of a round that is over after 59.2 % of its chunks."""
     seconds: float | None = None
     """From the first sign of the round at the receiver, in seconds; None adapts."""
     factor: float = 1.25
@@ -41,12 +43,17 @@ class Deadline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "floor", Tolerance.of(self.floor))
         if self.seconds is not None and not 0 < self.seconds < float("inf"):
-            raise ConfigError(f"seconds is {self.seconds!r}: choose a number above 0, or None to adapt")
+            raise ConfigError(
+                f"seconds is {self.seconds!r}: choose a number above 0, or None to adapt"
+            )
         if not 1 <= self.factor <= 100:
-            raise ConfigError(f"factor is {self.factor!r}: choose a number from 1 to 100, such as 1.25")
+            raise ConfigError(
+                f"factor is {self.factor!r}: choose a number from 1 to 100, such as 1.25"
+            )
         if not 1 <= self.warm_up <= self.history:
             raise ConfigError(
-                f"warm_up is {self.warm_up!r} and history {self.history!r}: choose 1 <= warm_up <= history"
+                f"warm_up is {self.warm_up!r} and history {self.history!r}: "
+                "choose 1 <= warm_up <= history"
             )
 
     def floor_needed(self, count: int) -> int:
@@ -75,8 +82,8 @@ class DeadlineClock:
         return plan.factor * statistics.median(times)
 
     def observe(self, stream: int, count: int, elapsed_s: float, *, share: float = 1.0) -> None:
-        """A round took `elapsed_s`; share: how much of what it wanted had arrived (below 1 only at a deadline), so that
-        a path that has become slower for good is noticed."""
+        """A round took `elapsed_s`; share: how much of what it wanted had arrived (below 1 only at a
+        deadline), so that a path that has become slower for good is noticed."""
         if self.plan is None or self.plan.seconds is not None:
             return
         key = (stream, count)

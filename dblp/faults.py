@@ -1,7 +1,8 @@
-"""Fault injection where datagrams arrive: the bytes have crossed the wire, then something happens to them.
+"""Fault injection where datagrams arrive: they have crossed the wire, then something happens to them.
 
-Sans-IO and seeded: the same seed and the same arrivals give the same faults.  Sockets (`dblp.io`) and the simulator
-(`dblp.sim`) use the same models.  The paper's microburst is `Impairment(bursts={round: 0.7})` (Section V-B).
+Sans-IO and seeded: the same seed and the same arrivals give the same faults.  Sockets (`dblp.io`)
+and the simulator (`dblp.sim`) use the same models.  The paper's microburst is
+`Impairment(bursts={round: 0.7})` (Section V-B).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ REORDER_HOLD_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class GilbertElliott:
-    """Two-state loss: probabilities per datagram of going from good to bad and back, and of loss in each state."""
+    """Two-state loss: probabilities per datagram of going from good to bad and back, and of loss in
+    each state."""
 
     to_bad: float
     to_good: float
@@ -50,7 +52,7 @@ def check_probability(name: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impairment:
-    """What shall go wrong; all rates are probabilities per arriving datagram, data and control alike."""
+    """What shall go wrong; rates are probabilities per arriving datagram, data and control alike."""
 
     seed: int = 0
     uniform: float = 0.0
@@ -85,7 +87,8 @@ class Impairment:
 class ImpairmentState:
     """The faults of one endpoint's arrivals.
 
-    Commands: `open_round`.  Inputs and outputs: `apply` (arrivals in, arrivals out), `due`.  Getter: `next_deadline`.
+    Commands: `open_round`.  Inputs and outputs: `apply` (arrivals in, arrivals out), `due`.
+    Getter: `next_deadline`.
     """
 
     def __init__(self, plan: Impairment, channel: Channel, salt: int = 0) -> None:
@@ -96,7 +99,8 @@ class ImpairmentState:
         self._bad = False
         self._burst: int | None = None
         self._memory: deque[bytes] = deque(maxlen=REMEMBERED_DATAGRAMS)
-        self._held: list[tuple[int, float, int, bytes]] = []  # (release count, release time, order, datagram)
+        self._held: list[tuple[int, float, int, bytes]] = []
+        """(release count, release time, order, datagram)"""
         self._late: list[tuple[float, int, bytes]] = []
         self._seen = 0
         self._order = 0

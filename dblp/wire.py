@@ -27,24 +27,28 @@ KIND_DATA = 0
 KIND_CONTROL = 1
 """One encoded control frame (the datagram copy; TCP is the reliable path)."""
 KIND_CREDIT = 2
-"""Flow control: `round` = newest sequence drained, `chunk` = newest sequence allowed (low 32 bits)."""
+"""Flow control: `round` = newest sequence drained, `chunk` = newest sequence allowed, each the low
+32 bits."""
 KIND_HELLO = 3
 """Binds a UDP address to a session: the payload is the token from `Welcome`."""
 
 FLAG_CREDIT_REQUEST = 1
-"""On KIND_CREDIT: the sender is blocked; `round` = newest sequence it has sent.  Answer with a credit."""
+"""On KIND_CREDIT: the sender is blocked; `round` = newest sequence it has sent.  Answer with a
+credit."""
 
 FLAG_CREDIT_UNTIMED = 2
-"""On KIND_CREDIT: the newest sequence is known from a probe or a request, not from an arrival: no round-trip sample."""
+"""On KIND_CREDIT: the newest sequence is known from a probe or a request, not from an arrival: no
+round-trip sample."""
 
 IP_UDP_OVERHEAD = {4: 28, 6: 48}
 """Bytes of IP and UDP header per datagram, by IP version."""
 
 MAX_CONTROL_FRAME_BYTES = 1 << 20
-"""Longest control frame accepted on the reliable channel; a longer length prefix ends the session."""
+"""Longest control frame accepted on the reliable channel; a longer prefix ends the session."""
 
 MAX_UDP_CONTROL_BYTES = 1200
-"""Longest encoded frame that also goes out as a datagram; fits any path MTU an IPv6 network may have."""
+"""Longest encoded frame that also goes out as a datagram; fits any path MTU an IPv6 network may
+have."""
 
 ROUND_MODULUS = 1 << 32
 
@@ -70,6 +74,9 @@ def chunk_bytes_for_mtu(mtu: int, ip_version: int = 4) -> int:
 
 # --- control frames ------------------------------------------------------------------------------
 
+NO_RANK = -1
+"""In `Hello`: not a worker but a point-to-point peer."""
+
 U16 = msgspec.Meta(ge=0, lt=1 << 16)
 U32 = msgspec.Meta(ge=0, lt=1 << 32)
 
@@ -83,7 +90,7 @@ class Hello(Frame, tag="hello", frozen=True, array_like=True):
 
     version: int
     rank: int
-    """Rank the worker wants, 0 … world-1; -1 for a point-to-point peer."""
+    """Rank the worker wants, 0 … world-1; `NO_RANK` for a point-to-point peer."""
     world: int
     """World size the worker expects; 0 = whatever the server says."""
     mtu: int
@@ -133,7 +140,7 @@ class Open(Frame, tag="open", frozen=True, array_like=True):
     wants_ready: bool
     """The sender waits for `Ready` before its first datagram (first round or changed layout)."""
     squared_norm: float
-    """Squared L2 norm of the sender's buffer before transmission (training.md); NaN when unknown."""
+    """Squared L2 norm of the sender's buffer before transmission; NaN when unknown."""
     tolerance: str | None
     """Downlink: exact fraction that the receiver must use.  Uplink: None, the receiver knows it."""
     critical: bool
@@ -150,7 +157,7 @@ class Ready(Frame, tag="ready", frozen=True, array_like=True):
 
 
 class Probe(Frame, tag="probe", frozen=True, array_like=True):
-    """Sender → receiver: a pass is over (signal P of Algorithm 1).  Carries the announcement again."""
+    """Sender → receiver: a pass is over (signal P of Algorithm 1).  Repeats the announcement."""
 
     open: Open
     epoch: int
@@ -159,7 +166,7 @@ class Probe(Frame, tag="probe", frozen=True, array_like=True):
 
 
 class Bitmap(Frame, tag="bitmap", frozen=True, array_like=True):
-    """Receiver → sender: what is missing (signal B).  One fragment; each can be acted on by itself."""
+    """Receiver → sender: what is missing (signal B).  A fragment; each can be acted on by itself."""
 
     stream: int
     round: int
@@ -219,7 +226,18 @@ class Bye(Frame, tag="bye", frozen=True, array_like=True):
 
 
 AnyFrame = (
-    Hello | Welcome | UdpBound | Open | Ready | Probe | Bitmap | Stop | ChunkData | Heartbeat | Abort | Bye
+    Hello
+    | Welcome
+    | UdpBound
+    | Open
+    | Ready
+    | Probe
+    | Bitmap
+    | Stop
+    | ChunkData
+    | Heartbeat
+    | Abort
+    | Bye
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,8 +1,7 @@
 """Data-parallel least squares with numpy; each worker may be on a machine of its own.
 
-    dblp server --listen 0.0.0.0:7000 --workers 2
-    python examples/numpy_worker.py SERVER:7000 --rank 0        # on one machine
-    python examples/numpy_worker.py SERVER:7000 --rank 1        # on another
+First `dblp server --listen 0.0.0.0:7000 --workers 2`, then on one machine
+`python examples/numpy_worker.py SERVER:7000 --rank 0` and on another the same with `--rank 1`.
 """
 
 import argparse

@@ -99,7 +99,7 @@ def moves(benchmark: Any) -> Callable[[int], None]:
 
 
 def gradient(nbytes: int, dtype: str = "float32") -> np.ndarray:
-    """An array of `nbytes` bytes (rounded down to whole elements) like a gradient; bfloat16: uint16.
+    """`nbytes` bytes (rounded down to whole elements) like a gradient; bfloat16 comes as uint16.
 
     Not zeros: fresh zero pages are all the same one, and reading them is too fast to be true.
     """

@@ -9,7 +9,7 @@ import typer
 
 from .. import FASTPATH, __version__
 from ..errors import DBLPError
-from . import demo, doctor, server
+from . import bench, demo, doctor, server
 
 __all__ = ["app", "main"]
 
@@ -21,6 +21,8 @@ EPILOG = """
 [cyan]dblp doctor[/cyan]    is this machine set up for it?
 
 [cyan]dblp server[/cyan]    a parameter server for workers on other machines
+
+[cyan]dblp bench[/cyan]     how fast do gradients travel between two hosts?
 
 Each command explains itself: [cyan]dblp demo --help[/cyan].
 """
@@ -42,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, server, doctor):
+for module in (demo, server, bench, doctor):
     app.command(
         name=module.__name__.rpartition(".")[2],
         help=_unwrapped(module.run.__doc__ or ""),

@@ -184,8 +184,7 @@ def size(nbytes: int) -> str:
 def check_offload() -> list[Check]:
     """Whether the kernel segments and joins datagrams for us."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            found = fastpath.probe_offload(probe.fileno())
+        found = udp_offload()
     except OSError as error:
         return [Check("UDP offload", "warning", str(error), "GSO and GRO", "needs a UDP socket")]
     findings = []
@@ -198,6 +197,12 @@ def check_offload() -> list[Check]:
             Check(f"UDP {name}", status, "works" if works else "refused", "works", advice)
         )
     return findings
+
+
+def udp_offload() -> tuple[bool, bool]:
+    """Whether GSO and GRO work on a UDP socket here."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return fastpath.probe_offload(probe.fileno())
 
 
 def check_mtu(wanted: int) -> list[Check]:

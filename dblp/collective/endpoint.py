@@ -63,7 +63,8 @@ class Endpoint:
         group.driver.add(self.link)
 
     def submit(self, start: Callable[[float], object]) -> Future[Any]:
-        """From any thread: runs `start(now)`, a command of the core; the future is done at its end."""
+        """From any thread: runs `start(now)`, a command of the core; the future is done at its
+        end."""
         thread, driver = self._group.thread, self._group.driver
         thread.check_usable()
         future: Future[Any] = Future()
@@ -167,5 +168,6 @@ def wait_for(thread: LoopThread, future: Future[Any], what: str) -> Any:
 
 
 def close_thread(thread: LoopThread, group: EndpointGroup) -> None:
-    """Shuts the group down and ends its thread; harmless when closed already or in a forked child."""
+    """Shuts the group down and ends its thread; harmless when closed already or in a forked
+    child."""
     thread.finish(group.shut_down(), CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Point-to-point: DBLP_SEND and DBLP_RECV (Algorithms 1 and 2) for people who build their own topology."""
+"""Point-to-point: DBLP_SEND and DBLP_RECV (Algorithms 1 and 2), to build one's own topology."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from typing import Any, cast
 from .. import wire
 from ..buffers import byte_view_of
 from ..config import TransportConfig
-from ..errors import DBLPError, LocalProtocolError, RemoteProtocolError, RoundTimeoutError
+from ..errors import LocalProtocolError, RemoteProtocolError, RoundTimeoutError
 from ..faults import Impairment
+from ..io.acceptor import Acceptor, Terms
 from ..io.control import ControlConnection, parse_address
-from ..io.handshake import Acceptor, Connection, FrameQueue, Terms, connect
+from ..io.handshake import Connection, connect
 from ..io.loop import LoopThread
 from ..stats import RoundReport
 from ..tolerance import EXACT, Tolerance
-from ..wire import Abort, Hello
+from ..wire import Hello
 from .endpoint import CLOSE_TIMEOUT_S, Endpoint, EndpointGroup, close_thread, wait_for
 from .point_to_point_core import FinishedTransfer, PointToPointCore
 from .worker import CALL_MARGIN_S
 
 __all__ = ["Listener", "Peer"]
-
-POINT_TO_POINT_RANK = 0
-"""Both ends are alone; the handshake wants some rank."""
 
 log = logging.getLogger("dblp")
 
@@ -46,7 +44,9 @@ class Peer:
     The n-th send of a stream on one side meets the n-th recv of that stream on the other.
     """
 
-    def __init__(self, thread: LoopThread, group: EndpointGroup, endpoint: Endpoint, owns: bool) -> None:
+    def __init__(
+        self, thread: LoopThread, group: EndpointGroup, endpoint: Endpoint, owns: bool
+    ) -> None:
         """Use `Peer.connect` or `Listener.accept`."""
         self._thread = thread
         self._group = group
@@ -71,7 +71,7 @@ class Peer:
             connection = await connect(
                 host,
                 port,
-                rank=POINT_TO_POINT_RANK,
+                rank=wire.NO_RANK,
                 world=1,
                 config=settings,
                 fingerprint="",
@@ -92,7 +92,7 @@ class Peer:
         return cast(PointToPointCore, self._endpoint.core)
 
     def send(self, buffer: Any, *, stream: int = 0) -> RoundReport:
-        """DBLP_SEND: returns when the receiver has what it wants; the report says what it did without.
+        """DBLP_SEND: returns when the receiver has what it wants; the report says what is missing.
 
         Args:
             buffer: contiguous numpy array, CPU tensor or buffer of any dtype; left unchanged.
@@ -120,7 +120,7 @@ class Peer:
         *,
         stream: int = 0,
     ) -> RoundReport:
-        """DBLP_RECV: fills `buffer`, with at most the share `tolerance` of its chunks missing and zero.
+        """DBLP_RECV: fills `buffer`; at most the share `tolerance` of its chunks is missing and zero.
 
         Args:
             buffer: writable and contiguous, of the sender's size and dtype.
@@ -228,37 +228,28 @@ class Listener:
         return control
 
     async def _join(self, control: ControlConnection) -> None:
-        frames = FrameQueue(control)
         terms = Terms(
-            world=1, downlink="exact", rule="zero", tolerance="0", order=self.config.order,
+            world=1,
+            downlink="exact",
+            rule="zero",
+            tolerance="0",
+            order=self.config.order,
             timeout_s=self.config.timeout_s,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(self.config.connect_timeout_s):
-                hello = await frames.next(Hello)
-                assert isinstance(hello, Hello)
-                if hello.version != wire.PROTOCOL_VERSION:
-                    raise RemoteProtocolError(
-                        f"the peer speaks protocol version {hello.version}, this side {wire.PROTOCOL_VERSION}: "
-                        "install the same version of dblp on both"
-                    )
-                connection = await self._acceptor.welcome(control, hello, terms)
-            frames.release()
-        except (DBLPError, TimeoutError) as error:
-            log.info("a peer was refused: %s", error)
-            control.send(Abort(kind=type(error).__name__, reason=str(error)))
-            control.close()
-            return
-        self._accepted.put(make_endpoint(self._group, "the peer", connection, self.config))
+        )
+        connection = await self._acceptor.admit(control, terms, _check)
+        if connection is not None:
+            self._accepted.put(make_endpoint(self._group, "the peer", connection, self.config))
 
     def accept(self, timeout_s: float | None = None) -> Peer:
-        """The next peer; RoundTimeoutError when none comes within `timeout_s` (default: connect_timeout_s)."""
+        """The next peer; RoundTimeoutError when none comes within `timeout_s` seconds (default:
+        `connect_timeout_s`)."""
         wait_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
         try:
             endpoint = self._accepted.get(timeout=wait_s)
         except queue.Empty:
             raise RoundTimeoutError(
-                f"no peer has connected to {self.address} within {wait_s:g} s: start it, or wait longer"
+                f"no peer has connected to {self.address} within {wait_s:g} s: start it, or wait "
+                "longer"
             ) from None
         return Peer(self._thread, self._group, endpoint, owns=False)
 
@@ -282,6 +273,15 @@ class Listener:
     def __del__(self) -> None:
         if hasattr(self, "_group") and not sys.is_finalizing():
             self.close()
+
+
+def _check(hello: Hello) -> None:
+    """Refuses a worker."""
+    if hello.rank != wire.NO_RANK:
+        raise RemoteProtocolError(
+            "this is a Listener, and a Worker has connected: use a Peer, or a ParameterServer on "
+            "the other side"
+        )
 
 
 def make_endpoint(

@@ -16,14 +16,13 @@ from ..config import TransportConfig
 from ..errors import (
     ConfigError,
     DBLPError,
-    LocalProtocolError,
     RemoteProtocolError,
     RoundAbortedError,
 )
 from ..faults import Impairment
+from ..io.acceptor import Acceptor, Terms
 from ..io.control import ControlConnection, parse_address
 from ..io.driver import Driver, PeerLink, make_link
-from ..io.handshake import Acceptor, FrameQueue, Terms
 from ..io.loop import LoopThread
 from ..phase import FixedTolerance, TolerancePolicy
 from ..stats import RoundReport
@@ -66,7 +65,7 @@ class _ServerOwner:
         self._on_report = on_report
         self._over = over
         self._links: dict[int, PeerLink] = {}
-        self._joining: dict[int, ControlConnection] = {}
+        self._joining: set[int] = set()
         self._left: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -89,59 +88,64 @@ class _ServerOwner:
 
     async def _join(self, control: ControlConnection) -> None:
         """From the connection to a driven link, or a refusal that says why."""
-        frames = FrameQueue(control)
-        rank = -1
+        joining: list[Hello] = []
+
+        def check(hello: Hello) -> None:
+            self._check(hello)
+            joining.append(hello)
+            self._joining.add(hello.rank)
+
         try:
-            async with asyncio.timeout(self._config.connect_timeout_s):
-                hello = await frames.next(Hello)
-                assert isinstance(hello, Hello)
-                self._check(hello)
-                rank = hello.rank
-                self._joining[rank] = control
-                connection = await self._acceptor.welcome(control, hello, self._terms)
-            frames.release()
-        except (DBLPError, TimeoutError) as error:
-            log.info("a worker was refused: %s", error)
-            control.send(Abort(kind=type(error).__name__, reason=str(error)))
-            control.close()
-            return
+            connection = await self._acceptor.admit(control, self._terms, check)
         finally:
-            self._joining.pop(rank, None)
-        name = f"rank {rank}"
-        link = make_link(name, connection, self._config, lambda now: self._on_events(rank, now))
+            for hello in joining:
+                self._joining.discard(hello.rank)
+        if connection is None:
+            return
+        rank = connection.rank
+        self._fingerprint = self._fingerprint or joining[0].fingerprint
+        link = make_link(
+            f"rank {rank}", connection, self._config, lambda now: self._on_events(rank, now)
+        )
         self._links[rank] = link
         self.driver.add(link)
         self.core.attach(rank, link.session, now=self.driver.now())
+        if self.core.error is not None:  # the job has ended during the handshake
+            link.session.abort(self.core.error)
+            tell(link, self.core.error)
         self.driver.kick()
 
     def _check(self, hello: Hello) -> None:
         """Refuses a worker that cannot be part of this job."""
-        world = self.core.world
-        if hello.version != wire.PROTOCOL_VERSION:
-            raise RemoteProtocolError(
-                f"the worker speaks protocol version {hello.version}, the server {wire.PROTOCOL_VERSION}: install the "
-                "same version of dblp on both"
-            )
+        world, rank = self.core.world, hello.rank
         if self.core.error is not None:
-            raise RoundAbortedError(f"the job has ended ({self.core.error}): start the server again")
+            raise RoundAbortedError(
+                f"the job has ended ({self.core.error}): start the server again"
+            )
+        if rank == wire.NO_RANK:
+            raise RemoteProtocolError(
+                "this is a parameter server, and a Peer has connected: use a Worker, or a Listener "
+                "on the other side"
+            )
         if hello.world not in (0, world):
             raise RemoteProtocolError(
-                f"rank {hello.rank} expects {hello.world} workers, the server {world}: give all the same number"
+                f"rank {rank} expects {hello.world} workers, the server {world}: give all the same "
+                "number"
             )
-        if not 0 <= hello.rank < world:
+        if not 0 <= rank < world:
             raise RemoteProtocolError(
-                f"rank {hello.rank} is out of range: the server takes {world} workers, ranks 0 to {world - 1}"
+                f"rank {rank} is out of range: the server takes {world} workers, ranks 0 to "
+                f"{world - 1}"
             )
-        if hello.rank in self._links or hello.rank in self._joining:
+        if rank in self._links or rank in self._joining:
             raise RemoteProtocolError(
-                f"rank {hello.rank} is taken: give every worker a rank of its own, 0 to {world - 1}"
+                f"rank {rank} is taken: give every worker a rank of its own, 0 to {world - 1}"
             )
         if self._fingerprint and hello.fingerprint and hello.fingerprint != self._fingerprint:
             raise RemoteProtocolError(
-                f"rank {hello.rank} has fingerprint {hello.fingerprint!r}, the job {self._fingerprint!r}: start all "
-                "ranks with the same model and settings"
+                f"rank {rank} has fingerprint {hello.fingerprint!r}, the job "
+                f"{self._fingerprint!r}: start all ranks with the same model and settings"
             )
-        self._fingerprint = self._fingerprint or hello.fingerprint
 
     # --- Owner of the driver
 
@@ -171,6 +175,7 @@ class _ServerOwner:
         rank = next(rank for rank, other in self._links.items() if other is link)
         if rank not in self._left:
             self.core.peer_lost(rank, error, now=self.driver.now())
+        tell(link, error)  # the core tells the others
 
     def stall(self) -> str:
         missing = sorted(set(range(self.core.world)) - set(self._links))
@@ -195,7 +200,8 @@ class _ServerOwner:
 
 
 class ParameterServer:
-    """Averages the gradients of N workers, with a loss tolerance that follows the training phase (Algorithm 3).
+    """Averages the gradients of N workers, with a tolerance that follows the training phase
+    (Algorithm 3).
 
     ```python
     policy = dblp.GradientNormPolicy(low="0.8%", high="40.8%")
@@ -224,14 +230,17 @@ class ParameterServer:
             address: "host:port" or (host, port); port 0 takes a free one.
             workers: number of workers, 1 … 254.
             policy: decides the tolerance of every round; None is exact (p = 0).
-            downlink: "exact" keeps replicas bit-identical; "lossy" is the paper's, with the policy's tolerance.
-            rule: "zero" (paper) divides by the number of workers; "contributors" divides each chunk by the number of
-                workers that delivered it.
-            norm: "sent" detects phases on the workers' own gradients; "received" (paper) on the received mean.
+            downlink: "exact" keeps replicas bit-identical; "lossy" is the paper's, with the
+                policy's tolerance.
+            rule: "zero" (paper) divides by the number of workers; "contributors" divides each chunk
+                by the number of workers that delivered it.
+            norm: "sent" detects phases on the workers' own gradients; "received" (paper) on the
+                received mean.
             config: how bytes travel; the default fits.
             fingerprint: text that must equal the workers' when both are given.
             impairment: faults to inject into what arrives here.
-            on_report: called with every `RoundReport`, on the transport's thread; must be short.
+            on_report: called with every `RoundReport`, on the transport's thread: short, and it
+                must not wait for the transport.
 
         Raises:
             ConfigError: a bad argument, or an address that cannot be used.
@@ -304,7 +313,8 @@ class ParameterServer:
     @property
     def error(self) -> DBLPError | None:
         """Why the job ended early; None while it runs or when it ended well."""
-        return self._owner.core.error
+        error: DBLPError | None = self._owner.core.error
+        return error
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until every worker has left, at most `timeout_s` seconds; False when time is up.
@@ -320,7 +330,7 @@ class ParameterServer:
         return True
 
     def close(self) -> None:
-        """Says goodbye to the workers and frees sockets and thread; idempotent, waits for nobody."""
+        """Says goodbye to the workers, frees sockets and thread; idempotent, waits for nobody."""
         self._thread.finish(self._owner.shut_down(), START_MARGIN_S)
 
     def __enter__(self) -> ParameterServer:
@@ -332,6 +342,11 @@ class ParameterServer:
     def __del__(self) -> None:
         if hasattr(self, "_owner") and not sys.is_finalizing():
             self.close()
+
+
+def tell(link: PeerLink, error: DBLPError) -> None:
+    """Tells the worker at the other end why the job is over; nothing if it cannot hear that."""
+    link.control.send(Abort(kind=type(error).__name__, reason=str(error)))
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

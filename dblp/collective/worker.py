@@ -39,7 +39,7 @@ class AllReduceReport:
 
     @property
     def regime(self) -> str | None:
-        """"critical" or "normal": the regime decided on with this round."""
+        """The regime that was decided on with this round, "critical" or "normal"."""
         return self.downlink.regime
 
     @property
@@ -61,8 +61,8 @@ class Worker:
         report = worker.all_reduce(grad)
     ```
 
-    Calls may come from any thread.  After an error every later call raises it again, and the contents of buffers
-    that were on the way are unspecified.
+    Calls may come from any thread.  After an error every later call raises it again, and the
+    contents of buffers that were on the way are unspecified.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class Worker:
             rank: this worker's rank, 0 … world-1.
             world: expected number of workers; None takes the server's word.
             config: how bytes travel; the default fits.
-            fingerprint: any text that must be equal on all ranks, such as a hash of the model; "" is not compared.
+            fingerprint: any text that must be equal on all ranks, such as a hash of the model; ""
+                is not compared.
             impairment: faults to inject into what arrives here.
 
         Raises:
@@ -92,7 +93,9 @@ class Worker:
         """
         self.config = config if config is not None else TransportConfig()
         if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
-            raise ConfigError(f"rank is {rank!r}: choose an integer from 0 to the number of workers - 1")
+            raise ConfigError(
+                f"rank is {rank!r}: choose an integer from 0 to the number of workers - 1"
+            )
         if world is not None and (not isinstance(world, int) or world <= rank):
             raise ConfigError(f"world is {world!r}: it must be an integer above rank {rank}")
         self.rank = rank
@@ -150,9 +153,10 @@ class Worker:
         """Replaces `grad` by its mean over all workers, and says what it took.
 
         Args:
-            grad: contiguous numpy array or CPU tensor of float16, bfloat16, float32, float64 or complex numbers, of
-                the same shape and dtype on every rank; written in place.
-            stream: 0 … 65535; calls with the same stream follow each other, different streams run side by side.
+            grad: contiguous numpy array or CPU tensor of float16, bfloat16, float32, float64 or
+                complex numbers, of the same shape and dtype on every rank; written in place.
+            stream: 0 … 65535; calls with the same stream follow each other, different streams run
+                side by side.
 
         Raises:
             LocalProtocolError: the buffer cannot be averaged in place, or the worker is closed.
@@ -168,15 +172,18 @@ class Worker:
     def all_reduce_async(self, grad: Any, *, stream: int = 0) -> Future[AllReduceReport]:
         """Like `all_reduce`, at once: `grad` belongs to the transport until the future is done.
 
-        The future is completed on the transport's own thread: callbacks must be short and must not wait for another
-        all-reduce.
+        The future is completed on the transport's own thread: callbacks must be short and must not
+        wait for another all-reduce.
         """
         self._thread.check_usable()
         view, dtype = byte_view_of(grad, what="grad", writable=True)
         norm = fastpath.squared_norm(view, dtype)
-        return self._endpoint.submit(
-            lambda now: self._core.all_reduce(view, dtype, stream=stream, squared_norm=norm, now=now)
+        future: Future[AllReduceReport] = self._endpoint.submit(
+            lambda now: self._core.all_reduce(
+                view, dtype, stream=stream, squared_norm=norm, now=now
+            )
         )
+        return future
 
     def close(self) -> None:
         """Says goodbye and releases sockets and thread; idempotent, never waits for other ranks."""

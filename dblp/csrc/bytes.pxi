@@ -14,7 +14,8 @@ cdef class _Pin:
         try:
             PyObject_GetBuffer(source, &self.view, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
         except BufferError as error:
-            raise ValueError(f"the buffer must be contiguous{' and writable' if writable else ''}: {error}") from error
+            wanted = "contiguous and writable" if writable else "contiguous"
+            raise ValueError(f"the buffer must be {wanted}: {error}") from error
         self.held = True
 
     def __dealloc__(self):
@@ -62,10 +63,11 @@ cdef inline uint32_t get32(const uint8_t *at) noexcept nogil:
 
 
 cdef inline void write_header(
-    uint8_t *at, int kind, int flags, uint32_t length, uint32_t stream, uint64_t sequence, uint32_t round_id,
-    uint32_t chunk, uint32_t tag, const uint8_t *payload,
+    uint8_t *at, int kind, int flags, uint32_t length, uint32_t stream, uint64_t sequence,
+    uint32_t round_id, uint32_t chunk, uint32_t tag, const uint8_t *payload,
 ) noexcept nogil:
-    """Header with its checksum; the payload is read once, while it is on its way into the cache for the kernel."""
+    """Header with its checksum; the payload is read once, while it is on its way into the cache for
+    the kernel."""
     at[0] = (VERSION << 4) | kind
     at[1] = flags
     put16(at + 2, length)
@@ -77,14 +79,19 @@ cdef inline void write_header(
     put32(at + 20, ~dblp_crc32c_best(dblp_crc32c_best(NEVER, at, 20), payload, length))
 
 
-cdef inline bint checksum_is_right(const uint8_t *header, const uint8_t *payload, uint32_t length) noexcept nogil:
-    return get32(header + 20) == <uint32_t> ~dblp_crc32c_best(dblp_crc32c_best(NEVER, header, 20), payload, length)
+cdef inline bint checksum_is_right(
+    const uint8_t *header, const uint8_t *payload, uint32_t length,
+) noexcept nogil:
+    cdef uint32_t state = dblp_crc32c_best(NEVER, header, 20)
+    return get32(header + 20) == <uint32_t> ~dblp_crc32c_best(state, payload, length)
 
 
 def pack_datagram(int kind, int flags, int stream, sequence, round, chunk, tag, payload):
     cdef _Pin pin = _Pin(payload, False)
-    for name, value, most in (("kind", kind, 15), ("flags", flags, 255), ("stream", stream, 65535),
-                              ("round", round, NEVER), ("chunk", chunk, NEVER), ("tag", tag, NEVER)):
+    for name, value, most in (
+        ("kind", kind, 15), ("flags", flags, 255), ("stream", stream, 65535),
+        ("round", round, NEVER), ("chunk", chunk, NEVER), ("tag", tag, NEVER),
+    ):
         if not 0 <= value <= most:
             raise ValueError(f"{name} is {value}: it must be 0 to {most}")
     if pin.size() > MAX_DATAGRAM - HEADER:
@@ -94,7 +101,8 @@ def pack_datagram(int kind, int flags, int stream, sequence, round, chunk, tag, 
     if pin.size():
         memcpy(at + HEADER, pin.data(), pin.size())
     write_header(
-        at, kind, flags, pin.size(), stream, <uint64_t> (int(sequence) & 0xFFFF), round, chunk, tag, at + HEADER
+        at, kind, flags, pin.size(), stream, <uint64_t> (int(sequence) & 0xFFFF), round, chunk, tag,
+        at + HEADER,
     )
     return datagram
 
@@ -107,7 +115,10 @@ def parse_datagram(data):
     if not checksum_is_right(at, at + HEADER, pin.size() - HEADER):
         return None
     payload = PyBytes_FromStringAndSize(<char *> at + HEADER, pin.size() - HEADER)
-    return (at[0] & 15, at[1], get16(at + 4), get16(at + 6), get32(at + 8), get32(at + 12), get32(at + 16), payload)
+    return (
+        at[0] & 15, at[1], get16(at + 4), get16(at + 6),
+        get32(at + 8), get32(at + 12), get32(at + 16), payload,
+    )
 
 
 # --- bitmaps: least significant bit first ---------------------------------------------------------
@@ -175,7 +186,8 @@ def bitmap_missing(bitmap, int64_t count, int64_t first=0):
 
 def zero_missing(buffer, bitmap, int64_t count, int64_t chunk_bytes):
     cdef _Pin target = _Pin(buffer, True)
-    if chunk_bytes < 1 or target.size() > count * chunk_bytes or (count and target.size() <= (count - 1) * chunk_bytes):
+    if (chunk_bytes < 1 or target.size() > count * chunk_bytes
+            or (count and target.size() <= (count - 1) * chunk_bytes)):
         raise ValueError(f"{target.size()} bytes are not {count} chunks of {chunk_bytes} bytes")
     cdef uint32_t[::1] missing = bitmap_missing(bitmap, count)
     cdef Py_ssize_t i
@@ -192,7 +204,9 @@ def zero_missing(buffer, bitmap, int64_t count, int64_t chunk_bytes):
 # --- growable queue of records --------------------------------------------------------------------
 
 
-cdef bint queue_push(ByteQueue *queue, const uint8_t *data, uint32_t size, size_t most) noexcept nogil:
+cdef bint queue_push(
+    ByteQueue *queue, const uint8_t *data, uint32_t size, size_t most,
+) noexcept nogil:
     cdef size_t wanted = queue.size + 4 + size, capacity
     cdef uint8_t *grown
     if wanted > most:

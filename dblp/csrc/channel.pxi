@@ -5,7 +5,8 @@ cdef class Channel(_ChannelFlow):
     def __cinit__(self, int fd, *, send_tag, recv_tag, chunk_bytes, bint gso=True, bint gro=True):
         cdef ChannelState *s = &self.state
         if chunk_bytes < 8 or chunk_bytes % 8 or chunk_bytes > 65536 - 24 - 64:
-            raise ValueError(f"chunk_bytes must be a multiple of 8 from 8 to 65448, not {chunk_bytes}")
+            raise ValueError(
+                f"chunk_bytes must be a multiple of 8 from 8 to 65448, not {chunk_bytes}")
         self.pins = {}
         s.fd = fd
         s.send_tag = send_tag
@@ -42,7 +43,10 @@ cdef class Channel(_ChannelFlow):
 
     # --- receive side
 
-    def open_receive(self, int stream, round, buffer, bitmap, *, bint aim=True, Reducer reducer=None, int source=0):
+    def open_receive(
+        self, int stream, round, buffer, bitmap, *,
+        bint aim=True, Reducer reducer=None, int source=0,
+    ):
         cdef ChannelState *s = &self.state
         check_identity(stream, round)
         cdef uint32_t round_id = round
@@ -51,10 +55,13 @@ cdef class Channel(_ChannelFlow):
         cdef _Pin target = _Pin(buffer, True), bits
         cdef int64_t count = (target.size() + s.chunk_bytes - 1) // s.chunk_bytes
         bits = bitmap_pin(bitmap, count, True)
-        if reducer is not None and (reducer.state.nbytes != target.size() or reducer.state.chunk_bytes != s.chunk_bytes
-                                    or not 0 <= source < reducer.state.world):
+        if reducer is not None and (
+            reducer.state.nbytes != target.size() or reducer.state.chunk_bytes != s.chunk_bytes
+            or not 0 <= source < reducer.state.world
+        ):
             raise ValueError("the reducer has another layout or fewer sources")
-        cdef int index = free_slot(s.receive_count, [s.receive[i].in_use for i in range(SLOTS)], "receive")
+        in_use = [s.receive[i].in_use for i in range(SLOTS)]
+        cdef int index = free_slot(s.receive_count, in_use, "receive")
         cdef ReceiveSlot *slot = &s.receive[index]
         memset(slot, 0, sizeof(ReceiveSlot))
         slot.in_use = True
@@ -125,19 +132,21 @@ cdef class Channel(_ChannelFlow):
         return self.receiving(slot).duplicates
 
     def close_receive(self, int slot):
+        cdef ChannelState *s = &self.state
         self.receiving(slot).in_use = False
-        self.state.receive_count = remove_index(self.state.receive_open, self.state.receive_count, slot)
+        s.receive_count = remove_index(s.receive_open, s.receive_count, slot)
         del self.pins["rx", slot]
 
     def deliver(self, int slot, int64_t index, payload):
+        cdef ChannelState *s = &self.state
         cdef ReceiveSlot *r = self.receiving(slot)
         cdef _Pin pin = _Pin(payload, False)
         if not 0 <= index < r.count or bit_is_set(r.bits, <uint32_t> index):
             return False
-        if pin.size() != length_of_chunk(<uint32_t> index, r.count, self.state.chunk_bytes, r.last_bytes):
+        if pin.size() != length_of_chunk(<uint32_t> index, r.count, s.chunk_bytes, r.last_bytes):
             return False
-        memcpy(r.base + index * self.state.chunk_bytes, pin.data(), pin.size())
-        accept_chunk(&self.state, r, <uint32_t> index)
+        memcpy(r.base + index * s.chunk_bytes, pin.data(), pin.size())
+        accept_chunk(s, r, <uint32_t> index)
         return True
 
     # --- transmit side
@@ -146,7 +155,8 @@ cdef class Channel(_ChannelFlow):
         cdef ChannelState *s = &self.state
         check_identity(stream, round)
         cdef _Pin source = _Pin(buffer, False)
-        cdef int index = free_slot(s.transmit_count, [s.transmit[i].in_use for i in range(SLOTS)], "transmit")
+        in_use = [s.transmit[i].in_use for i in range(SLOTS)]
+        cdef int index = free_slot(s.transmit_count, in_use, "transmit")
         cdef TransmitSlot *slot = &s.transmit[index]
         free(slot.queue)
         memset(slot, 0, sizeof(TransmitSlot))
@@ -172,7 +182,8 @@ cdef class Channel(_ChannelFlow):
             return
         for i in range(n):
             if chunks[i] >= t.count:
-                raise ValueError(f"chunk {chunks[i]} is out of range: the round has {t.count} chunks")
+                raise ValueError(
+                    f"chunk {chunks[i]} is out of range: the round has {t.count} chunks")
         if waiting + n > t.capacity:
             grown = <uint32_t *> malloc((waiting + n) * sizeof(uint32_t))
             if grown == NULL:
@@ -191,7 +202,8 @@ cdef class Channel(_ChannelFlow):
 
     def follow(self, int slot, Reducer reducer not None):
         cdef TransmitSlot *t = self.transmitting(slot)
-        if reducer.state.nbytes != t.nbytes or reducer.state.chunk_bytes != self.state.chunk_bytes or t.follow != NULL:
+        if (reducer.state.nbytes != t.nbytes or reducer.state.chunk_bytes != self.state.chunk_bytes
+                or t.follow != NULL):
             raise ValueError("the reducer has another layout, or the slot follows one already")
         t.follow = &reducer.state
         t.follow_head = 0
@@ -199,8 +211,9 @@ cdef class Channel(_ChannelFlow):
         self.wake_transmit()
 
     cdef void wake_transmit(self) noexcept:
-        """New work after a pause must not look like a sender that has been blocked all the while."""
-        self.state.last_progress_ns = max(self.state.last_progress_ns, dblp_now_ns() if self.state.fd >= 0 else 0)
+        """New work after a pause must not look like a sender that was blocked all the while."""
+        cdef int64_t now = dblp_now_ns() if self.state.fd >= 0 else 0
+        self.state.last_progress_ns = max(self.state.last_progress_ns, now)
 
     def pending(self, int slot):
         return outstanding(self.transmitting(slot))
@@ -216,8 +229,9 @@ cdef class Channel(_ChannelFlow):
         return dropped
 
     def close_transmit(self, int slot):
+        cdef ChannelState *s = &self.state
         self.transmitting(slot).in_use = False
-        self.state.transmit_count = remove_index(self.state.transmit_open, self.state.transmit_count, slot)
+        s.transmit_count = remove_index(s.transmit_open, s.transmit_count, slot)
         del self.pins["tx", slot]
 
 

@@ -1,4 +1,5 @@
-# The half of a Channel that knows no buffers: flow control, control datagrams, faults, and use without a socket.
+# The half of a Channel that knows no buffers: flow control, control datagrams, faults, and use
+# without a socket.
 
 
 cdef class _ChannelFlow:
@@ -48,7 +49,8 @@ cdef class _ChannelFlow:
     @pacing_rate.setter
     def pacing_rate(self, double value):
         if not value >= 0:
-            raise ValueError(f"the pacing rate must be 0 (none) or more bytes per second, not {value}")
+            raise ValueError(
+                f"the pacing rate must be 0 (none) or more bytes per second, not {value}")
         self.state.pacing_rate = value
 
     @property
@@ -105,14 +107,17 @@ cdef class _ChannelFlow:
     def send_control(self, bytes payload not None, int stream=0, round=0):
         cdef ChannelState *s = &self.state
         if len(payload) > s.chunk_bytes:
-            raise ValueError(f"a control frame of {len(payload)} bytes does not fit a datagram of {s.chunk_bytes}")
+            raise ValueError(
+                f"a control frame of {len(payload)} bytes does not fit a datagram of "
+                f"{s.chunk_bytes}")
         cdef bytes datagram = pack_datagram(
             KIND_CONTROL, 0, stream, s.sent_sequence & 0xFFFF, round, 0, s.send_tag, payload)
+        cdef char *data = PyBytes_AS_STRING(datagram)
         cdef bint taken
         if s.fd < 0:
-            taken = queue_push(&s.outbox, <uint8_t *> PyBytes_AS_STRING(datagram), len(datagram), MAX_INBOX)
+            taken = queue_push(&s.outbox, <uint8_t *> data, len(datagram), MAX_INBOX)
         else:
-            taken = send(s.fd, PyBytes_AS_STRING(datagram), len(datagram), MSG_DONTWAIT) >= 0
+            taken = send(s.fd, data, len(datagram), MSG_DONTWAIT) >= 0
         s.counters[C_CONTROL_SENT] += taken
         return taken
 

@@ -16,7 +16,7 @@ cdef int pump_turn(ChannelState **channels, int count, int64_t now) noexcept nog
         progress += receive_turn(channels[i], now)
         credit_turn(channels[i], False)
     for i in range(count):
-        request_turn(channels[i], now)   # a blocked channel must not starve while its neighbours are busy
+        request_turn(channels[i], now)   # a blocked channel must not starve among busy ones
         progress += transmit_turn(channels[i], now)
     return progress
 
@@ -40,8 +40,11 @@ cdef bint any_event(ChannelState **channels, int count) noexcept nogil:
     return False
 
 
-cdef int64_t idle_wait(ChannelState **channels, int count, int64_t now, int64_t linger) noexcept nogil:
-    """How long the pump may sleep: until the next pacing slot or credit request, at most `linger`."""
+cdef int64_t idle_wait(
+    ChannelState **channels, int count, int64_t now, int64_t linger,
+) noexcept nogil:
+    """How long the pump may sleep: until the next pacing slot or credit request, at most
+    `linger`."""
     cdef int i
     cdef int64_t wait = linger, at
     for i in range(count):
@@ -51,9 +54,11 @@ cdef int64_t idle_wait(ChannelState **channels, int count, int64_t now, int64_t 
     return wait
 
 
-cdef int wait_for_any(ChannelState **channels, int count, pollfd *fds, int wakes, int64_t timeout) noexcept nogil:
-    """Polls; clears `send_full` where the socket takes data again; returns WAKE as 8 when a wake descriptor is ready, else
-    the number of ready descriptors (0 to 7)."""
+cdef int wait_for_any(
+    ChannelState **channels, int count, pollfd *fds, int wakes, int64_t timeout,
+) noexcept nogil:
+    """Polls; clears `send_full` where the socket takes data again; returns WAKE as 8 when a wake
+    descriptor is ready, else the number of ready descriptors (0 to 7)."""
     cdef int i, ready
     for i in range(count):
         fds[wakes + i].fd = channels[i].fd
@@ -71,7 +76,9 @@ cdef int wait_for_any(ChannelState **channels, int count, pollfd *fds, int wakes
     return min(ready, 7)
 
 
-cdef int pump_until(ChannelState **channels, int count, pollfd *fds, int wakes, int64_t budget, int64_t linger) noexcept nogil:
+cdef int pump_until(
+    ChannelState **channels, int count, pollfd *fds, int wakes, int64_t budget, int64_t linger,
+) noexcept nogil:
     cdef int64_t start = dblp_now_ns(), now = start, quiet_since = start, wait
     cdef int turn = 0, i, ready
     while True:
@@ -88,10 +95,11 @@ cdef int pump_until(ChannelState **channels, int count, pollfd *fds, int wakes, 
             continue
         if any_event(channels, count):
             return 1
-        # Sockets are empty.  A few datagrams wait a moment for company before their credit goes out.
-        if few_owed(channels, count) and wait_for_any(channels, count, fds, wakes, CREDIT_DELAY_NS) & 7:
-            now = dblp_now_ns()
-            continue
+        # Sockets are empty.  A few datagrams wait a moment for company before their credit goes.
+        if few_owed(channels, count):
+            if wait_for_any(channels, count, fds, wakes, CREDIT_DELAY_NS) & 7:
+                now = dblp_now_ns()
+                continue
         for i in range(count):
             credit_turn(channels[i], True)
         now = dblp_now_ns()
@@ -99,7 +107,8 @@ cdef int pump_until(ChannelState **channels, int count, pollfd *fds, int wakes, 
             return 4
         if now - quiet_since >= linger:
             return 2
-        wait = idle_wait(channels, count, now, min(linger - (now - quiet_since), budget - (now - start)))
+        wait = min(linger - (now - quiet_since), budget - (now - start))
+        wait = idle_wait(channels, count, now, wait)
         ready = wait_for_any(channels, count, fds, wakes, wait)
         if ready == 8:
             return 8

@@ -3,7 +3,7 @@
 
 cdef enum:
     HOST_DELAY_UNIT_NS = 4096  # of the 16-bit host delay in a credit: up to 268 ms
-    MAX_INBOX = 4 << 20        # bytes of control datagrams kept for Python; more are dropped as malformed
+    MAX_INBOX = 4 << 20        # bytes of control datagrams kept for Python; more are malformed
 
 
 cdef inline bint round_newer(uint32_t a, uint32_t b) noexcept nogil:
@@ -21,16 +21,22 @@ cdef inline uint64_t extend32(uint64_t near, uint32_t low) noexcept nogil:
     return <uint64_t> value if value > 0 else 0
 
 
+cdef inline bint is_round(
+    const ReceiveSlot *slot, uint32_t stream, uint32_t round_id,
+) noexcept nogil:
+    return slot.stream == stream and slot.round == round_id
+
+
 cdef int find_receive(ChannelState *s, uint32_t stream, uint32_t round_id) noexcept nogil:
     cdef int i, slot
     if s.receive_count == 0:
         return -1
     slot = s.receive_hint
-    if s.receive[slot].in_use and s.receive[slot].stream == stream and s.receive[slot].round == round_id:
+    if s.receive[slot].in_use and is_round(&s.receive[slot], stream, round_id):
         return slot
     for i in range(s.receive_count):
         slot = s.receive_open[i]
-        if s.receive[slot].stream == stream and s.receive[slot].round == round_id:
+        if is_round(&s.receive[slot], stream, round_id):
             s.receive_hint = slot
             return slot
     return -1
@@ -47,7 +53,9 @@ cdef void count_unknown_round(ChannelState *s, uint32_t stream, uint32_t round_i
     s.counters[C_FUTURE] += 1
 
 
-cdef inline uint32_t length_of_chunk(uint32_t chunk, uint32_t count, uint32_t chunk_bytes, uint32_t last) noexcept nogil:
+cdef inline uint32_t length_of_chunk(
+    uint32_t chunk, uint32_t count, uint32_t chunk_bytes, uint32_t last,
+) noexcept nogil:
     return last if chunk + 1 == count else chunk_bytes
 
 
@@ -87,22 +95,27 @@ cdef void handle_credit(ChannelState *s, const uint8_t *header, int64_t now) noe
     s.counters[C_CREDITS_RECEIVED] += 1
     s.last_progress_ns = now
     s.requests_unanswered = 0
-    grant_credit(s, extend32(s.acknowledged, get32(header + 8)), extend32(s.limit, get32(header + 12)),
-                 -1 if header[1] & FLAG_UNTIMED else now, <int64_t> get16(header + 4) * HOST_DELAY_UNIT_NS)
+    grant_credit(
+        s, extend32(s.acknowledged, get32(header + 8)), extend32(s.limit, get32(header + 12)),
+        -1 if header[1] & FLAG_UNTIMED else now,
+        <int64_t> get16(header + 4) * HOST_DELAY_UNIT_NS,
+    )
 
 
 cdef void sync_sequence(ChannelState *s, uint64_t sequence) noexcept nogil:
-    """All up to `sequence` has arrived or is lost.  When the newest of it arrived is not known, so the credit that
-    covers it must not be taken for a round trip (Karn's rule)."""
+    """All up to `sequence` has arrived or is lost.  When the newest of it arrived is not known, so
+    the credit that covers it must not be taken for a round trip (Karn's rule)."""
     if sequence > s.received_sequence:
         s.received_sequence = sequence
         s.timed = False
 
 
-cdef void grant_credit(ChannelState *s, uint64_t seen, uint64_t limit, int64_t now, int64_t host_delay) noexcept nogil:
-    """Never lowers; every entry of the send-time ring that `seen` covers gives up its place, the newest a sample.
-    `host_delay`: how long the peer's host had the datagram before the credit left; no part of the path's delay.
-    `now` below 0: the credit says nothing about time."""
+cdef void grant_credit(
+    ChannelState *s, uint64_t seen, uint64_t limit, int64_t now, int64_t host_delay,
+) noexcept nogil:
+    """Never lowers; every entry of the send-time ring that `seen` covers gives up its place, the
+    newest a sample.  `host_delay`: how long the peer's host had the datagram before the credit
+    left; no part of the path's delay.  `now` below 0: the credit says nothing about time."""
     cdef int64_t sample = -1
     cdef uint64_t covered = 0
     cdef TimeMark *mark
@@ -118,7 +131,8 @@ cdef void grant_credit(ChannelState *s, uint64_t seen, uint64_t limit, int64_t n
             covered = mark.sequence
             s.times_head += 1
         if sample >= 0 and covered < seen and s.times_head != s.times_tail:
-            # `seen` left with the next turn.  The end of the turn before may be lost, and then that is long ago.
+            # `seen` left with the next turn.  The end of the turn before may be lost, and then that
+            # is long ago.
             sample = now - s.times[s.times_head & 255].at_ns
     if limit > s.limit:
         s.limit = limit
@@ -131,10 +145,12 @@ cdef void grant_credit(ChannelState *s, uint64_t seen, uint64_t limit, int64_t n
 
 
 cdef int inspect(
-    ChannelState *s, const uint8_t *header, const uint8_t *payload, int64_t size, int64_t now, uint32_t *chunk,
+    ChannelState *s, const uint8_t *header, const uint8_t *payload, int64_t size, int64_t now,
+    uint32_t *chunk,
 ) noexcept nogil:
-    """Checks one datagram of `size` bytes (header and payload may lie apart) and deals with everything but placing:
-    returns the receive slot that wants the payload (and its chunk), or -1.  Order of checks as in the twin."""
+    """Checks one datagram of `size` bytes (header and payload may lie apart) and deals with
+    everything but placing: returns the receive slot that wants the payload (and its chunk), or -1.
+    Order of checks as in the twin."""
     cdef uint32_t length, kind
     cdef uint64_t sequence
     cdef int index
@@ -176,7 +192,9 @@ cdef int inspect(
         return -1
     slot = &s.receive[index]
     chunk[0] = get32(header + 12)
-    if chunk[0] >= slot.count or length != length_of_chunk(chunk[0], slot.count, s.chunk_bytes, slot.last_bytes):
+    if chunk[0] >= slot.count or length != length_of_chunk(
+        chunk[0], slot.count, s.chunk_bytes, slot.last_bytes,
+    ):
         s.counters[C_MALFORMED] += 1
         return -1
     if bit_is_set(slot.bits, chunk[0]):
@@ -189,7 +207,7 @@ cdef int inspect(
 cdef void take_datagram(
     ChannelState *s, const uint8_t *header, const uint8_t *payload, int64_t size, int64_t now,
 ) noexcept nogil:
-    """One datagram whose payload lies outside every open buffer: check, copy into place, account."""
+    """One datagram whose payload lies outside every open buffer: check, copy, account."""
     cdef uint32_t chunk = 0
     cdef int index = inspect(s, header, payload, size, now, &chunk)
     if index < 0:
@@ -203,7 +221,8 @@ cdef void take_datagram(
 cdef void take_segments(
     ChannelState *s, const uint8_t *data, int64_t size, int64_t segment, int64_t now,
 ) noexcept nogil:
-    """A contiguous message of one or more datagrams of `segment` bytes each (the last may be shorter)."""
+    """A contiguous message of one or more datagrams of `segment` bytes each (the last may be
+    shorter)."""
     cdef int64_t at = 0, part
     while at < size:
         part = min(segment, size - at)

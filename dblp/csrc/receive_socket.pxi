@@ -1,12 +1,13 @@
-# Batched receiving: recvmmsg with GRO, payload slots aimed at the places of the chunks that come next.
+# Batched receiving: recvmmsg with GRO, payload slots aimed at the places of the next chunks.
 #
-# A message is scattered over [header, payload, header, payload, ..., rest].  Payload slots point straight into the
-# destination, at chunks not yet received: in-order traffic costs no copy in user space.  A wrong guess only ever
-# overwrites places that are still missing; the message is then gathered and its chunks are moved.
+# A message is scattered over [header, payload, header, payload, ..., rest].  Payload slots point
+# straight into the destination, at chunks not yet received: in-order traffic costs no copy in user
+# space.  A wrong guess only ever overwrites places that are still missing; the message is then
+# gathered and its chunks are moved.
 
 
 cdef enum:
-    BIG_MESSAGES = 8           # messages per call when the kernel merges datagrams: 8 * 64 KiB stay in the L2 cache
+    BIG_MESSAGES = 8           # messages per call when the kernel merges: 8 * 64 KiB stay in L2
     SMALL_MESSAGES = 64        # ... when it does not
     BIG_SEGMENTS = 64          # most header/payload pairs per message
     MAX_PAUSE = 256            # turns without aiming after repeated wrong guesses
@@ -22,8 +23,8 @@ cdef int ring_setup(ChannelState *s) except -1:
     r.ancillary = <uint8_t *> malloc(SMALL_MESSAGES * DBLP_CMSG_SPACE)
     r.scratch = <uint8_t *> malloc(SMALL_MESSAGES * MAX_DATAGRAM)
     r.linear = <uint8_t *> malloc(MAX_DATAGRAM)
-    if (r.messages == NULL or r.vectors == NULL or r.headers == NULL or r.aimed == NULL or r.ancillary == NULL
-            or r.scratch == NULL or r.linear == NULL):
+    if (r.messages == NULL or r.vectors == NULL or r.headers == NULL or r.aimed == NULL
+            or r.ancillary == NULL or r.scratch == NULL or r.linear == NULL):
         raise MemoryError
     r.merged = 16 * 8
     r.guess = max(1, min(BIG_SEGMENTS, MAX_GSO_BYTES // <int> s.datagram_bytes))
@@ -109,46 +110,54 @@ cdef void gather(msghdr *message, uint8_t *to, int64_t size) noexcept nogil:
         i += 1
 
 
-cdef int take_aimed(ChannelState *s, int m, int64_t size, int64_t segment, int64_t now) noexcept nogil:
-    """Handles leading pairs of message `m` while every chunk lies where it belongs; returns bytes dealt with.
-    Stops before the first datagram that is elsewhere, so that nothing is moved over bytes not yet looked at."""
+cdef int take_aimed(
+    ChannelState *s, int m, int64_t size, int64_t segment, int64_t now,
+) noexcept nogil:
+    """Handles leading pairs of message `m` while every chunk lies where it belongs; returns bytes
+    dealt with.  Stops before the first datagram that is elsewhere, so that nothing is moved over
+    bytes not yet looked at."""
     cdef ReceiveRing *r = &s.rx
     cdef iovec *vector = r.messages[m].msg_hdr.msg_iov
     cdef int pairs = <int> (r.messages[m].msg_hdr.msg_iovlen - 1) // 2, pair
     cdef int64_t done = 0, part
-    cdef uint32_t chunk = 0, kind
+    cdef uint32_t chunk = 0
     cdef int index
     cdef uint8_t *header
-    if size > segment and segment != s.datagram_bytes:   # several datagrams of another size lie across the pairs
-        return 0
+    cdef uint8_t *payload
+    cdef ReceiveSlot *slot
+    if size > segment and segment != s.datagram_bytes:
+        return 0  # several datagrams of another size lie across the pairs
     for pair in range(pairs):
         if done >= size:
             break
         part = min(segment, size - done)
         header = <uint8_t *> vector[2 * pair].iov_base
-        kind = header[0] & 15
-        if part >= HEADER and kind == KIND_DATA and get32(header + 12) != r.aimed[m * r.segments + pair]:
-            break
-        index = inspect(s, header, <uint8_t *> vector[2 * pair + 1].iov_base, part, now, &chunk)
+        payload = <uint8_t *> vector[2 * pair + 1].iov_base
+        if part >= HEADER and header[0] & 15 == KIND_DATA:
+            if get32(header + 12) != r.aimed[m * r.segments + pair]:
+                break
+        index = inspect(s, header, payload, part, now, &chunk)
         if index >= 0:
-            if index == r.aimed_slot:
-                accept_chunk(s, &s.receive[index], chunk)
-            else:  # same chunk number of another round: its place is not a place of this batch
-                memcpy(s.receive[index].base + <int64_t> chunk * s.chunk_bytes, vector[2 * pair + 1].iov_base, part - HEADER)
+            slot = &s.receive[index]
+            if index != r.aimed_slot:
+                # Same chunk number of another round: its place is not a place of this batch.
+                memcpy(slot.base + <int64_t> chunk * s.chunk_bytes, payload, part - HEADER)
                 s.counters[C_MOVED] += 1
-                accept_chunk(s, &s.receive[index], chunk)
+            accept_chunk(s, slot, chunk)
         done += part
     return <int> done
 
 
 cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
-    """One recvmmsg and all that follows from it; returns the number of messages (0: the socket is empty)."""
+    """One recvmmsg and all that follows from it; returns the number of messages (0: the socket is
+    empty)."""
     cdef ReceiveRing *r = &s.rx
     cdef int m, n, got, used, segment, datagrams = 0
     cdef int64_t size, done, arrival, wall
     cdef uint32_t drops
     cdef bint scattered = False
     cdef bint big = r.merged >= 16 * 3
+    cdef uint8_t *scratch
     r.segments = r.guess if big else 1
     r.messages_count = BIG_MESSAGES if big else SMALL_MESSAGES
     r.aimed_slot = -1
@@ -187,6 +196,7 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
         if n > 2 and m + 1 < got:   # not the last one: a pass may end in a short message
             r.guess = min(n, BIG_SEGMENTS)
         done = 0
+        scratch = r.scratch + <int64_t> m * MAX_DATAGRAM
         if r.messages[m].msg_hdr.msg_iovlen > 1:
             if not scattered:
                 done = take_aimed(s, m, size, segment, arrival)
@@ -194,9 +204,9 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
                 if scattered:
                     gather_rest(s, m, got)
             if done < size:
-                take_segments(s, r.scratch + <int64_t> m * MAX_DATAGRAM + done, size - done, segment, arrival)
+                take_segments(s, scratch + done, size - done, segment, arrival)
         else:
-            take_segments(s, r.scratch + <int64_t> m * MAX_DATAGRAM, size, segment, arrival)
+            take_segments(s, scratch, size, segment, arrival)
     r.merged += (16 * datagrams // got - r.merged) // 4
     if r.aimed_slot >= 0:
         r.miss = r.miss + 1 if scattered else 0
@@ -206,7 +216,8 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
 
 
 cdef void gather_rest(ChannelState *s, int first, int got) noexcept nogil:
-    """Brings messages first … got-1 out of the destination into their scratch, in one piece each."""
+    """Brings messages first … got-1 out of the destination into their scratch, each in one
+    piece."""
     cdef int m
     cdef int64_t size
     for m in range(first, got):

@@ -1,7 +1,7 @@
 /* Element arithmetic of the reduction: sums in rank order, one division, one rounding.
  *
- * Plain loops over contiguous elements, so that the compiler vectorises them; never built with fast-math,
- * because the result must equal the rank-order mean byte for byte.
+ * Plain loops over contiguous elements, so that the compiler vectorises them; never built with
+ * fast-math, because the result must equal the rank-order mean byte for byte.
  */
 #ifndef DBLP_REDUCE_H
 #define DBLP_REDUCE_H
@@ -12,7 +12,7 @@
 
 enum { DBLP_F32 = 0, DBLP_F64 = 1, DBLP_F16 = 2, DBLP_BF16 = 3 };
 
-/* Elements that one step converts or accumulates: 4 KiB of float32 stay in the first-level cache. */
+/* Elements that one step converts or accumulates: 4 KiB of float32 stay in the L1 cache. */
 enum { DBLP_REDUCE_BLOCK = 1024 };
 
 static inline float dblp_bits_to_float(uint32_t bits)
@@ -29,7 +29,10 @@ static inline uint32_t dblp_float_to_bits(float value)
     return bits;
 }
 
-static inline float dblp_bf16_to_f32(uint16_t half) { return dblp_bits_to_float((uint32_t)half << 16); }
+static inline float dblp_bf16_to_f32(uint16_t half)
+{
+    return dblp_bits_to_float((uint32_t)half << 16);
+}
 
 static inline uint16_t dblp_f32_to_bf16(float value)
 {
@@ -45,8 +48,10 @@ static inline float dblp_f16_to_f32(uint16_t half)
     uint32_t exponent = half >> 10 & 0x1fu, mantissa = half & 0x3ffu;
     if (exponent == 0x1f)
         return dblp_bits_to_float(sign | 0x7f800000u | mantissa << 13);
-    if (exponent == 0) /* zero or subnormal: mantissa * 2^-24 is exact */
-        return dblp_bits_to_float(sign | dblp_float_to_bits((float)mantissa * 5.9604644775390625e-8f));
+    if (exponent == 0) { /* zero or subnormal: mantissa * 2^-24 is exact */
+        uint32_t tiny = dblp_float_to_bits((float)mantissa * 5.9604644775390625e-8f);
+        return dblp_bits_to_float(sign | tiny);
+    }
     return dblp_bits_to_float(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
@@ -59,7 +64,8 @@ static inline uint16_t dblp_f32_to_f16(float value)
         return (uint16_t)(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu)); /* NaN stays a quiet NaN */
     if (magnitude >= 0x477ff000u)
         return (uint16_t)(sign | 0x7c00u); /* rounds to infinity */
-    if (magnitude < 0x38800000u) { /* subnormal: adding 0.5 leaves round(x * 2^24) in the low mantissa bits */
+    if (magnitude < 0x38800000u) {
+        /* Subnormal: adding 0.5 leaves round(x * 2^24) in the low mantissa bits. */
         uint32_t rounded = dblp_float_to_bits(dblp_bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
         return (uint16_t)(sign | rounded);
     }
@@ -81,7 +87,8 @@ static void dblp_load_block(float *to, const uint8_t *from, size_t count, int ki
         }
 }
 
-static void dblp_mean_half(uint8_t *out, const uint8_t *const *sources, int present, size_t count, float divisor, int kind)
+static void dblp_mean_half(uint8_t *out, const uint8_t *const *sources, int present, size_t count,
+                           float divisor, int kind)
 {
     float sum[DBLP_REDUCE_BLOCK], term[DBLP_REDUCE_BLOCK];
     for (size_t start = 0; start < count; start += DBLP_REDUCE_BLOCK) {
@@ -100,44 +107,46 @@ static void dblp_mean_half(uint8_t *out, const uint8_t *const *sources, int pres
     }
 }
 
-#define DBLP_MEAN_OF(NAME, TYPE)                                                                                   \
-    static void NAME(uint8_t *out, const uint8_t *const *sources, int present, size_t count, TYPE divisor)         \
-    {                                                                                                              \
-        TYPE *to = (TYPE *)out;                                                                                    \
-        const TYPE *a = (const TYPE *)sources[0];                                                                  \
-        if (present == 1) {                                                                                        \
-            for (size_t i = 0; i < count; i++)                                                                     \
-                to[i] = a[i] / divisor;                                                                            \
-            return;                                                                                                \
-        }                                                                                                          \
-        const TYPE *b = (const TYPE *)sources[1];                                                                  \
-        if (present == 2) {                                                                                        \
-            for (size_t i = 0; i < count; i++)                                                                     \
-                to[i] = (a[i] + b[i]) / divisor;                                                                   \
-            return;                                                                                                \
-        }                                                                                                          \
-        const TYPE *c = (const TYPE *)sources[2];                                                                  \
-        if (present == 3) {                                                                                        \
-            for (size_t i = 0; i < count; i++)                                                                     \
-                to[i] = (a[i] + b[i] + c[i]) / divisor;                                                            \
-            return;                                                                                                \
-        }                                                                                                          \
-        for (size_t i = 0; i < count; i++)                                                                         \
-            to[i] = a[i] + b[i] + c[i];                                                                            \
-        for (int s = 3; s < present; s++) {                                                                        \
-            const TYPE *term = (const TYPE *)sources[s];                                                           \
-            for (size_t i = 0; i < count; i++)                                                                     \
-                to[i] += term[i];                                                                                  \
-        }                                                                                                          \
-        for (size_t i = 0; i < count; i++)                                                                         \
-            to[i] /= divisor;                                                                                      \
+#define DBLP_MEAN_OF(NAME, TYPE)                                                            \
+    static void NAME(uint8_t *out, const uint8_t *const *sources, int present, size_t count,\
+                     TYPE divisor)                                                          \
+    {                                                                                       \
+        TYPE *to = (TYPE *)out;                                                             \
+        const TYPE *a = (const TYPE *)sources[0];                                           \
+        if (present == 1) {                                                                 \
+            for (size_t i = 0; i < count; i++)                                              \
+                to[i] = a[i] / divisor;                                                     \
+            return;                                                                         \
+        }                                                                                   \
+        const TYPE *b = (const TYPE *)sources[1];                                           \
+        if (present == 2) {                                                                 \
+            for (size_t i = 0; i < count; i++)                                              \
+                to[i] = (a[i] + b[i]) / divisor;                                            \
+            return;                                                                         \
+        }                                                                                   \
+        const TYPE *c = (const TYPE *)sources[2];                                           \
+        if (present == 3) {                                                                 \
+            for (size_t i = 0; i < count; i++)                                              \
+                to[i] = (a[i] + b[i] + c[i]) / divisor;                                     \
+            return;                                                                         \
+        }                                                                                   \
+        for (size_t i = 0; i < count; i++)                                                  \
+            to[i] = a[i] + b[i] + c[i];                                                     \
+        for (int s = 3; s < present; s++) {                                                 \
+            const TYPE *term = (const TYPE *)sources[s];                                    \
+            for (size_t i = 0; i < count; i++)                                              \
+                to[i] += term[i];                                                           \
+        }                                                                                   \
+        for (size_t i = 0; i < count; i++)                                                  \
+            to[i] /= divisor;                                                               \
     }
 
 DBLP_MEAN_OF(dblp_mean_f32, float)
 DBLP_MEAN_OF(dblp_mean_f64, double)
 
 /* out = (sources[0] + sources[1] + ...) / divisor over nbytes; no source: zeros. */
-static void dblp_mean(uint8_t *out, const uint8_t *const *sources, int present, size_t nbytes, int divisor, int kind)
+static void dblp_mean(uint8_t *out, const uint8_t *const *sources, int present, size_t nbytes,
+                      int divisor, int kind)
 {
     if (present == 0)
         memset(out, 0, nbytes);
@@ -180,6 +189,7 @@ static double dblp_energy(const uint8_t *data, size_t nbytes, int kind)
                 part[k & 7] += (double)block[k] * block[k];
         }
     }
-    return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+    return ((part[0] + part[1]) + (part[2] + part[3])) +
+           ((part[4] + part[5]) + (part[6] + part[7]));
 }
 #endif

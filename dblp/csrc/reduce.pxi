@@ -36,18 +36,21 @@ def chunk_energy(buffer, str dtype, int64_t chunk_bytes):
     cdef _Pin pin = element_pin(buffer, dtype)
     if chunk_bytes < 8 or chunk_bytes % 8:
         raise ValueError(f"chunk_bytes must be a positive multiple of 8, not {chunk_bytes}")
-    cdef int64_t count = (pin.size() + chunk_bytes - 1) // chunk_bytes, i
+    cdef int64_t count = (pin.size() + chunk_bytes - 1) // chunk_bytes, i, start
     cdef int64_t nbytes = pin.size()
     energy = np.empty(count, dtype=np.float32)
     cdef float[::1] out = energy
     cdef const uint8_t *data = pin.data()
     with nogil:
         for i in range(count):
-            out[i] = <float> dblp_energy(data + i * chunk_bytes, min(chunk_bytes, nbytes - i * chunk_bytes), kind)
+            start = i * chunk_bytes
+            out[i] = <float> dblp_energy(data + start, min(chunk_bytes, nbytes - start), kind)
     return energy
 
 
-cdef void reduce_chunk(ReducerState *r, uint32_t chunk, const uint8_t **sources, int present) noexcept nogil:
+cdef void reduce_chunk(
+    ReducerState *r, uint32_t chunk, const uint8_t **sources, int present,
+) noexcept nogil:
     """`sources` are the present sources' buffers (whole, not chunk) in rank order."""
     cdef int64_t start = <int64_t> chunk * r.chunk_bytes
     cdef const uint8_t *at[256]
@@ -127,7 +130,8 @@ cdef class Reducer:
         cdef Py_ssize_t i
         for i in range(which.shape[0]):
             if which[i] >= self.state.count or self.state.arrivals[which[i]] == REDUCED:
-                raise ValueError(f"chunk {which[i]} cannot arrive: out of range or complete already")
+                raise ValueError(
+                    f"chunk {which[i]} cannot arrive: out of range or complete already")
             reducer_arrive(&self.state, which[i])
 
     def finish(self, bitmaps):

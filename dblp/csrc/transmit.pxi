@@ -1,9 +1,10 @@
-# Batched sending: UDP_SEGMENT from scattered vectors [header, payload, header, payload, ...], no copy in user space.
+# Batched sending: UDP_SEGMENT from scattered vectors [header, payload, header, payload, ...], no
+# copy in user space.
 
 
 cdef enum:
     SEND_MESSAGES = 64         # messages per sendmmsg without GSO
-    SEND_BATCHES = 4           # GSO batches per sendmmsg: 256 KiB, some 80 us of work before credits are read again
+    SEND_BATCHES = 4           # GSO batches per sendmmsg: 256 KiB, 80 us until credits are read
     CREDIT_COPIES = 4          # of 4 copies one arrives three times in four at 70 % loss
     MAX_SEGMENTS = 64          # UDP_MAX_SEGMENTS of every kernel that knows GSO
     MAX_GSO_BYTES = 65000      # below 65,535 less IP and UDP headers
@@ -53,7 +54,8 @@ cdef inline int64_t outstanding(TransmitSlot *slot) noexcept nogil:
 
 
 cdef inline uint32_t chunk_at(TransmitSlot *slot, uint32_t offset) noexcept nogil:
-    """The chunk `offset` places after the next one: first what follows the reducer, then the queue."""
+    """The chunk `offset` places after the next one: first what follows the reducer, then the
+    queue."""
     cdef uint32_t following = 0
     if slot.follow != NULL:
         following = slot.follow.ready - slot.follow_head
@@ -109,10 +111,14 @@ cdef inline bint anything_sendable(ChannelState *s) noexcept nogil:
     return False
 
 
-cdef void fill_datagram(ChannelState *s, TransmitSlot *slot, uint32_t chunk, uint64_t sequence, uint8_t *header, iovec *vector) noexcept nogil:
+cdef void fill_datagram(
+    ChannelState *s, TransmitSlot *slot, uint32_t chunk, uint64_t sequence, uint8_t *header,
+    iovec *vector,
+) noexcept nogil:
     cdef uint32_t length = length_of_chunk(chunk, slot.count, s.chunk_bytes, slot.last_bytes)
     cdef uint8_t *payload = slot.base + <int64_t> chunk * s.chunk_bytes
-    write_header(header, KIND_DATA, 0, length, slot.stream, sequence, slot.round, chunk, s.send_tag, payload)
+    write_header(
+        header, KIND_DATA, 0, length, slot.stream, sequence, slot.round, chunk, s.send_tag, payload)
     vector[0].iov_base = header
     vector[0].iov_len = HEADER
     vector[1].iov_base = payload
@@ -120,7 +126,8 @@ cdef void fill_datagram(ChannelState *s, TransmitSlot *slot, uint32_t chunk, uin
 
 
 cdef int build_messages(ChannelState *s, int64_t allowed) noexcept nogil:
-    """Fills the ring with up to `allowed` datagrams; a GSO batch holds one slot's, and a short chunk ends it."""
+    """Fills the ring with up to `allowed` datagrams; a GSO batch holds one slot's, and a short
+    chunk ends it."""
     cdef TransmitRing *t = &s.tx
     cdef bint batched = s.gso and s.batch_max > 1
     cdef int most = SEND_BATCHES if batched else SEND_MESSAGES
@@ -131,6 +138,7 @@ cdef int build_messages(ChannelState *s, int64_t allowed) noexcept nogil:
     cdef TransmitSlot *slot
     cdef uint64_t sequence = s.sent_sequence
     cdef mmsghdr *message
+    cdef iovec *vector
     for i in range(s.transmit_count):
         slot = &s.transmit[s.transmit_open[i]]
         room = sendable(slot)
@@ -143,16 +151,20 @@ cdef int build_messages(ChannelState *s, int64_t allowed) noexcept nogil:
             while n < per_message and offset < room and allowed > 0:
                 chunk = chunk_at(slot, offset)
                 sequence += 1
-                fill_datagram(s, slot, chunk, sequence, t.headers + used * HEADER, t.vectors + 2 * used)
-                t.bytes_of[messages] += HEADER + t.vectors[2 * used + 1].iov_len
+                vector = t.vectors + 2 * used
+                fill_datagram(s, slot, chunk, sequence, t.headers + used * HEADER, vector)
+                t.bytes_of[messages] += HEADER + vector[1].iov_len
                 used += 1
                 n += 1
                 offset += 1
                 allowed -= 1
-                if t.vectors[2 * used - 1].iov_len != s.chunk_bytes:
+                if vector[1].iov_len != s.chunk_bytes:
                     break
             message.msg_hdr.msg_iovlen = 2 * n
-            dblp_set_segment(&message.msg_hdr, t.ancillary + messages * DBLP_CMSG_SPACE, s.datagram_bytes if n > 1 else 0)
+            dblp_set_segment(
+                &message.msg_hdr, t.ancillary + messages * DBLP_CMSG_SPACE,
+                s.datagram_bytes if n > 1 else 0,
+            )
             t.slot_of[messages] = s.transmit_open[i]
             t.datagrams_of[messages] = n
             messages += 1
@@ -206,7 +218,8 @@ cdef void account_sent(ChannelState *s, int datagrams, int64_t nbytes, int64_t n
 
 
 cdef void send_failed(ChannelState *s) noexcept nogil:
-    """GSO that stops working (EIO, EINVAL, EMSGSIZE) is switched off for good; the batch goes again without."""
+    """GSO that stops working (EIO, EINVAL, EMSGSIZE) is switched off for good; the batch goes again
+    without."""
     if errno == EAGAIN or errno == EWOULDBLOCK or errno == ENOBUFS:
         s.send_full = True
     elif s.gso and s.batch_max > 1 and (errno == EIO or errno == EINVAL or errno == EMSGSIZE):
@@ -217,31 +230,42 @@ cdef void send_failed(ChannelState *s) noexcept nogil:
         s.send_full = True
 
 
-cdef void credit_datagram(ChannelState *s, bint request, uint8_t *header, int64_t now) noexcept nogil:
+cdef void credit_datagram(
+    ChannelState *s, bint request, uint8_t *header, int64_t now,
+) noexcept nogil:
     cdef uint64_t seen = s.sent_sequence if request else s.received_sequence
-    cdef int64_t held = 0 if request or not s.timed else max(now - s.newest_arrival_ns, 0) // HOST_DELAY_UNIT_NS
-    write_header(header, KIND_CREDIT, FLAG_REQUEST if request else 0 if s.timed else FLAG_UNTIMED, 0, <uint32_t> min(held, 65535), s.sent_sequence,
-                 <uint32_t> seen, 0 if request else <uint32_t> (seen + s.window),
-                 s.send_tag, header)
+    cdef uint32_t limit = 0 if request else <uint32_t> (seen + s.window)
+    cdef int flags = FLAG_REQUEST if request else 0 if s.timed else FLAG_UNTIMED
+    cdef int64_t held = 0
+    if s.timed and not request:
+        held = min(max(now - s.newest_arrival_ns, 0) // HOST_DELAY_UNIT_NS, 65535)
+    write_header(
+        header, KIND_CREDIT, flags, 0, <uint32_t> held, s.sent_sequence, <uint32_t> seen, limit,
+        s.send_tag, header,
+    )
     s.counters[C_REQUESTS_SENT if request else C_CREDITS_SENT] += 1
 
 
 cdef void send_copies(ChannelState *s, const uint8_t *header, int copies) noexcept nogil:
-    """A lost credit stalls the sender for a request interval; where many datagrams are lost, copies are cheaper."""
+    """A lost credit stalls the sender for a request interval; where many datagrams are lost, copies
+    are cheaper."""
     while copies > 0:
         send(s.fd, header, HEADER, MSG_DONTWAIT)
         copies -= 1
 
 
 cdef void credit_turn(ChannelState *s, bint empty) noexcept nogil:
-    """Sends the credit that is due: on request, after an eighth of the window, or when the socket has run empty."""
+    """Sends the credit that is due: on request, after an eighth of the window, or when the socket
+    has run empty."""
     cdef uint8_t header[HEADER]
     cdef uint64_t advanced
     cdef bint thinned
-    if not (s.credit_due or s.drained_since_credit >= max(1, s.window >> 3) or (empty and s.drained_since_credit)):
+    if not (s.credit_due or s.drained_since_credit >= max(1, s.window >> 3)
+            or (empty and s.drained_since_credit)):
         return
     advanced = s.received_sequence - s.credited_sequence
-    thinned = s.credit_due or 4 * s.drained_since_credit < 3 * advanced   # asked for, or over a quarter was lost
+    # Asked for, or over a quarter was lost.
+    thinned = s.credit_due or 4 * s.drained_since_credit < 3 * advanced
     s.credit_due = False
     s.drained_since_credit = 0
     s.credited_sequence = s.received_sequence

@@ -66,9 +66,10 @@ static inline int64_t dblp_wall_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Reads the GRO segment size (0: none), the socket's drop counter (left alone when absent) and the arrival
- * time by the wall clock (0: none). */
-static inline void dblp_read_ancillary(struct msghdr *message, int *segment, uint32_t *drops, int64_t *arrival)
+/* Reads the GRO segment size (0: none), the socket's drop counter (left alone when absent) and the
+ * arrival time by the wall clock (0: none). */
+static inline void dblp_read_ancillary(struct msghdr *message, int *segment, uint32_t *drops,
+                                       int64_t *arrival)
 {
     struct timespec t;
     *segment = 0;

@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from ..errors import DBLPError, PeerLostError
+from ..errors import ConfigError, DBLPError, PeerLostError
 from ..wire import AnyFrame, Frame, FrameReader, frame_with_prefix
 
 MAX_UNSENT_BYTES = 256 << 20
-"""A peer that leaves this much unread is as good as dead; bounds the memory of a stuck connection."""
+"""A peer that leaves this much unread is as good as dead; bounds the memory of a stuck
+connection."""
 
 
 class ControlConnection(asyncio.Protocol):
-    """One TCP connection.  `on_frame` gets every frame; `on_lost` is called once, with the reason."""
+    """One TCP connection: `on_frame` gets every frame; `on_lost` is called once, with the reason."""
 
     def __init__(self) -> None:
         self.on_frame: Callable[[AnyFrame], None] = self._keep
@@ -72,13 +73,23 @@ class ControlConnection(asyncio.Protocol):
             return
         transport.write(frame_with_prefix(frame))
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self.fail(PeerLostError(f"the peer left {MAX_UNSENT_BYTES >> 20} MiB of control data unread"))
+            self.fail(
+                PeerLostError(f"the peer left {MAX_UNSENT_BYTES >> 20} MiB of control data unread")
+            )
 
     @property
     def unsent_bytes(self) -> int:
         """Bytes that the kernel has not taken yet."""
         transport = self._transport
-        return 0 if transport is None or transport.is_closing() else transport.get_write_buffer_size()
+        if transport is None or transport.is_closing():
+            return 0
+        return transport.get_write_buffer_size()
+
+    @property
+    def sock(self) -> socket.socket:
+        """The connected TCP socket, for its addresses."""
+        assert self._transport is not None
+        return cast(socket.socket, self._transport.get_extra_info("socket"))
 
     def fail(self, error: DBLPError) -> None:
         """Ends the connection; the first reason counts."""
@@ -96,15 +107,26 @@ class ControlConnection(asyncio.Protocol):
 
 def parse_address(address: str | tuple[str, int]) -> tuple[str, int]:
     """(host, port) from "host:port", "[v6]:port" or a pair; ConfigError when it is neither."""
-    from ..errors import ConfigError
-
-    if not isinstance(address, str):
-        host, port = address
-        return str(host), int(port)
-    host, colon, port_text = address.rpartition(":")
-    if not colon or not port_text.isdigit() or int(port_text) > 65535:
-        raise ConfigError(f"the address {address!r} is not HOST:PORT, such as 10.0.0.1:5000 or [::1]:5000")
-    return host.strip("[]") or "0.0.0.0", int(port_text)
+    host: object
+    port: object
+    if isinstance(address, str):
+        host, colon, digits = address.rpartition(":")
+        port = int(digits) if colon and digits.isascii() and digits.isdigit() else None
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            port = None  # which of the colons starts the port?
+    else:
+        try:
+            host, port = address
+        except (TypeError, ValueError):
+            host = port = None
+    is_port = isinstance(port, int) and not isinstance(port, bool) and 0 <= port < 1 << 16
+    if not isinstance(host, str) or not isinstance(port, int) or not is_port:
+        raise ConfigError(
+            f"the address {address!r} is not HOST:PORT, such as 10.0.0.1:5000 or [::1]:5000"
+        )
+    return host or "0.0.0.0", port
 
 
 def format_address(host: str, port: int) -> str:

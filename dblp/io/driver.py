@@ -1,8 +1,9 @@
 """The pump's adapter: sessions on one side, sockets and the clock on the other.
 
-Per turn, in this order: inputs (datagrams, control frames) → timers → transmit → control → events → next timeout.  While
-rounds are in flight the loop thread spends its time inside `fastpath.pump`, without the GIL; it comes back for control
-frames, finished rounds, timers and whatever else the event loop has to do.
+Per turn, in this order: inputs (datagrams, control frames) → timers → transmit → control → events →
+next timeout.  While rounds are in flight the loop thread spends its time inside `fastpath.pump`,
+without the GIL; it comes back for control frames, finished rounds, timers and whatever else the
+event loop has to do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from .control import ControlConnection
 from .handshake import Connection
 
 BUDGET_S = 0.05
-"""Longest stay in the pump: bounds the delay of everything else on this loop (heartbeats, new connections)."""
+"""Longest stay in the pump: bounds the delay of everything else on this loop (heartbeats, new
+connections)."""
 
 LINGER_S = 0.02
 """How long the pump sleeps on quiet sockets before the loop's own readers take over; shorter than
@@ -36,7 +38,7 @@ UNSENT_LINGER_S = 0.001
 """... while the event loop has control bytes to write."""
 
 TURNS_PER_CALL = 16
-"""Pump calls before the event loop gets a turn of its own (its control connections are watched by the pump)."""
+"""Pump calls before the event loop gets a turn of its own (the pump watches its connections)."""
 
 log = logging.getLogger("dblp")
 
@@ -91,7 +93,13 @@ def make_link(
     if not connection.datagrams:
         session.block_datagrams()
     return PeerLink(
-        name, session, connection.channel, connection.control, connection.sock, on_events, connection.impairment
+        name,
+        session,
+        connection.channel,
+        connection.control,
+        connection.sock,
+        on_events,
+        connection.impairment,
     )
 
 
@@ -115,7 +123,8 @@ class Driver:
         """Descriptors of the loop that must interrupt the pump (listening sockets)."""
 
     def now(self) -> float:
-        """Seconds of the monotonic clock, the fast path's too (a loop's own `time()` may be cached for milliseconds)."""
+        """Seconds of the monotonic clock, the fast path's too (a loop's own `time()` may be cached
+        for milliseconds)."""
         return time.monotonic()
 
     # --- links
@@ -200,7 +209,8 @@ class Driver:
         except Exception as error:  # our own bug: nobody may wait for ever because of it
             log.exception("internal error in the transport")
             broken = DBLPError(
-                f"internal error in the transport ({type(error).__name__}: {error}): please report it with the log"
+                f"internal error in the transport ({type(error).__name__}: {error}): please report "
+                "it with the log"
             )
             for link in list(self._links):
                 self._fail(link, broken)
@@ -232,7 +242,7 @@ class Driver:
             self._sleep()
 
     def _settle(self) -> None:
-        """Inputs, timers, events and control frames of all links, until nothing changes any more."""
+        """Inputs, timers, events and control frames of all links."""
         now = self.now()
         for link in list(self._links):
             if not link.failed:
@@ -303,7 +313,7 @@ class Driver:
         return max(linger, 0.0)
 
     def _impaired_turn(self, links: list[PeerLink]) -> int:
-        """One receive and one transmit turn for links with an injector; returns how much happened."""
+        """One receive and one transmit turn for links with an injector; how much happened."""
         progress = 0
         now = self.now()
         now_ns = int(now * 1e9)

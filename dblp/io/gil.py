@@ -1,8 +1,9 @@
 """Keeps rounds moving while a trainer thread runs pure Python.
 
-The loop thread needs the GIL for a few microseconds per control frame and finished round.  A thread that runs Python
-code without a pause gives it up only every `sys.getswitchinterval()`, 5 ms by default, so each of those moments would
-cost 5 ms.  While rounds are open the interval is shorter (measured: `python -m bench run hog`).
+The loop thread needs the GIL for a few microseconds per control frame and finished round.  A thread
+that runs Python code without a pause gives it up only every `sys.getswitchinterval()`, 5 ms by
+default, so each of those moments would cost 5 ms.  While rounds are open the interval is shorter
+(measured: `python -m bench run hog`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _short_s = 0.0
 
 
 def hold_short_interval(interval_s: float) -> None:
-    """A round opens: threads hand over the GIL after at most `interval_s` seconds from now on; 0 changes nothing."""
+    """A round opens: threads hand over the GIL after at most `interval_s` seconds from now on; 0
+    changes nothing."""
     global _holders, _normal_s, _short_s
     if not interval_s:
         return
@@ -31,7 +33,8 @@ def hold_short_interval(interval_s: float) -> None:
 
 
 def release_short_interval(interval_s: float) -> None:
-    """A round is over; after the last one the interval is what it was, unless somebody else has changed it meanwhile."""
+    """A round is over; after the last one the interval is what it was, unless somebody else has
+    changed it meanwhile."""
     global _holders
     if not interval_s:
         return

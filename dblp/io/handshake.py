@@ -1,46 +1,68 @@
-"""How two endpoints find each other: TCP for control, then one worker-initiated UDP flow bound by a token.
+"""How two endpoints find each other: TCP for control, then one UDP flow bound by a token.
 
-Only one TCP and one UDP port of the server need to be reachable, both of the same number where that is free (field
-problem 27).  Addresses are those of the connected control socket, never a host name (field problem 1).
+The worker sends the first datagram, so only one TCP and one UDP port of the server need to be
+reachable, both of the same number where that is free (field problem 27).  Addresses are those of
+the connected control socket, never a host name (field problem 1).  Here is what both sides share,
+and the worker's; the server's is in `acceptor`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import secrets
 import socket
 from dataclasses import dataclass
 
 from .. import fastpath, wire
-from ..config import TransportConfig
-from ..errors import ConfigError, DBLPError, PeerLostError, RemoteProtocolError, RoundAbortedError
-from ..errors import LocalProtocolError, RoundTimeoutError
+from ..config import MTU_MIN, TransportConfig
+from ..errors import (
+    ConfigError,
+    DBLPError,
+    LocalProtocolError,
+    PeerLostError,
+    RemoteProtocolError,
+    RoundAbortedError,
+    RoundTimeoutError,
+)
 from ..faults import Impairment, ImpairmentState
 from ..wire import Abort, AnyFrame, Frame, Hello, UdpBound, Welcome
 from .control import ControlConnection, format_address
-from .udp import chunk_bytes_for, open_udp, receive_window, warn_about_buffers
+from .udp import (
+    WINDOW_MAX,
+    chunk_bytes_for,
+    open_udp,
+    receive_window,
+    warn_about_buffers,
+    with_port,
+)
 
 HELLO_INTERVAL_S = 0.05
 """How often the worker's first datagram is repeated until the server has it."""
 
 HELLO_TRIES = 40
-"""After this many (2 s) the server goes on without datagrams (hazard 9)."""
+"""After so many (2 s) the server goes on without datagrams (hazard 9)."""
 
 CONNECT_RETRY_S = 0.1
 """Pause between attempts to reach a server that does not listen yet."""
 
+TOKEN_BYTES = 16
+"""Length of the secret in the worker's first datagram."""
+
 _ERRORS: dict[str, type[DBLPError]] = {
     kind.__name__: kind
     for kind in (
-        ConfigError, LocalProtocolError, PeerLostError, RemoteProtocolError, RoundAbortedError, RoundTimeoutError,
+        ConfigError,
+        LocalProtocolError,
+        PeerLostError,
+        RemoteProtocolError,
+        RoundAbortedError,
+        RoundTimeoutError,
     )
-}  # fmt: skip
+}
 
 
 class ImpairedChannel(fastpath.Channel):
-    """A channel that tells its fault injector which rounds open, so that bursts start with their round."""
+    """A channel that tells its fault injector which rounds open: bursts start with their round."""
 
     impairment: ImpairmentState | None = None
 
@@ -72,6 +94,11 @@ class Connection:
 def error_from(frame: Abort) -> DBLPError:
     """The error that an Abort frame stands for."""
     return _ERRORS.get(frame.kind, RoundAbortedError)(frame.reason)
+
+
+def unresolved(host: str, error: socket.gaierror) -> ConfigError:
+    """What to say about a host name that nobody knows."""
+    return ConfigError(f"the host name {host!r} cannot be resolved ({error.strerror}): check it")
 
 
 def make_channel(
@@ -123,8 +150,8 @@ class FrameQueue:
             raise error_from(frame)
         if not isinstance(frame, kinds):
             raise RemoteProtocolError(
-                f"a {type(frame).__name__} frame came where {kinds[0].__name__} was due: is this a dblp peer of "
-                "the same version?"
+                f"a {type(frame).__name__} frame came where {kinds[0].__name__} was due: is this a "
+                "dblp peer of the same version?"
             )
         return frame
 
@@ -165,10 +192,10 @@ async def connect(
     except TimeoutError as error:
         control.close()
         raise PeerLostError(
-            f"the server at {where} did not finish the handshake within {config.connect_timeout_s:g} s: look at its "
-            "log, or raise connect_timeout_s"
+            f"the server at {where} did not finish the handshake within "
+            f"{config.connect_timeout_s:g} s: look at its log, or raise connect_timeout_s"
         ) from error
-    except DBLPError:
+    except BaseException:
         control.close()
         raise
 
@@ -183,12 +210,12 @@ async def _reach(host: str, port: int, deadline: float) -> ControlConnection:
                 _, control = await loop.create_connection(ControlConnection, host, port)
             return control
         except socket.gaierror as error:
-            raise ConfigError(f"the host name {host!r} cannot be resolved ({error.strerror}): check it") from error
-        except (OSError, TimeoutError) as error:
+            raise unresolved(host, error) from error
+        except OSError as error:  # TimeoutError is one
             if loop.time() + CONNECT_RETRY_S >= deadline:
                 raise PeerLostError(
-                    f"the server at {where} cannot be reached ({error or 'timed out'}): is it running, and are its "
-                    "TCP and UDP ports open?"
+                    f"the server at {where} cannot be reached ({str(error) or 'timed out'}): is it "
+                    "running, and are its TCP and UDP ports open?"
                 ) from error
             await asyncio.sleep(CONNECT_RETRY_S)
 
@@ -202,12 +229,12 @@ async def _shake_hands(
     impairment: Impairment | None,
 ) -> Connection:
     frames = FrameQueue(control)
-    tcp: socket.socket = control._transport.get_extra_info("socket")  # type: ignore[union-attr]
+    tcp = control.sock
     sock, buffers = open_udp(tcp.family, config.socket_buffer_bytes)
     try:
         warn_about_buffers(buffers)
-        sock.bind((tcp.getsockname()[0], 0))
-        chunk_bytes = chunk_bytes_for(sock, config.mtu)
+        sock.bind(with_port(tcp.getsockname(), 0))
+        chunk_bytes = chunk_bytes_for(tcp, config.mtu)
         control.send(
             Hello(
                 version=wire.PROTOCOL_VERSION,
@@ -220,12 +247,13 @@ async def _shake_hands(
         )
         welcome = await frames.next(Welcome)
         assert isinstance(welcome, Welcome)
-        sock.connect((tcp.getpeername()[0], welcome.udp_port))
+        _check_welcome(welcome, config.mtu)
+        sock.connect(with_port(tcp.getpeername(), welcome.udp_port))
         datagrams = await _bind_datagrams(sock, frames, welcome)
         frames.release()
         channel, state = make_channel(
             sock,
-            chunk_bytes=chunk_bytes_for(sock, welcome.mtu),
+            chunk_bytes=chunk_bytes_for(tcp, welcome.mtu),
             send_tag=welcome.server_tag,
             recv_tag=welcome.worker_tag,
             peer_window=welcome.window,
@@ -237,6 +265,24 @@ async def _shake_hands(
         sock.close()
         raise
     return Connection(rank, control, sock, channel, state, datagrams, welcome)
+
+
+def _check_welcome(welcome: Welcome, mtu: int) -> None:
+    """RemoteProtocolError unless the numbers can be meant; the server must not crash us."""
+    sound = (
+        MTU_MIN <= welcome.mtu <= mtu
+        and 0 < welcome.window <= WINDOW_MAX
+        and 0 < welcome.udp_port < 1 << 16
+        and 0 <= welcome.server_tag < 1 << 32
+        and 0 <= welcome.worker_tag < 1 << 32
+        and 1 <= welcome.world < 256
+        and 0 < len(welcome.token) <= TOKEN_BYTES
+    )
+    if not sound:
+        raise RemoteProtocolError(
+            f"the server sent terms that make no sense (MTU {welcome.mtu}, window "
+            f"{welcome.window}, {welcome.world} workers): use the same version of dblp on both"
+        )
 
 
 async def _bind_datagrams(sock: socket.socket, frames: FrameQueue, welcome: Welcome) -> bool:
@@ -258,153 +304,3 @@ async def _bind_datagrams(sock: socket.socket, frames: FrameQueue, welcome: Welc
         return bound.datagrams
     finally:
         greeter.cancel()
-
-
-# --- server side ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a server tells every worker that may join."""
-
-    world: int
-    downlink: str
-    rule: str
-    tolerance: str
-    order: str
-    timeout_s: float
-
-
-class Acceptor:
-    """The listening sockets of a server: one TCP port, and the UDP port of the same number if it is free."""
-
-    def __init__(
-        self, host: str, port: int, config: TransportConfig, impairment: Impairment | None
-    ) -> None:
-        self._config = config
-        self._impairment = impairment
-        self._waiting: dict[bytes, asyncio.Future[tuple[str, int]]] = {}
-        info = _resolve(host, port)
-        self._family = info[0]
-        self.tcp = _listen(info[0], info[4][:2])
-        bound = self.tcp.getsockname()
-        self.udp, self._buffers = open_udp(self._family, config.socket_buffer_bytes)
-        warn_about_buffers(self._buffers)
-        try:
-            self.udp.bind((bound[0], bound[1]))
-        except OSError:
-            self.udp.bind((bound[0], 0))
-        # Set after bind: another server on this port was refused, our own connected sockets are not.
-        self.udp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.address = format_address(bound[0], bound[1])
-        self.host, self.port = bound[0], bound[1]
-
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Watches for the workers' first datagrams."""
-        self._loop = loop
-        loop.add_reader(self.udp.fileno(), self._on_datagram)
-
-    def close(self) -> None:
-        """Stops listening."""
-        with contextlib.suppress(Exception):
-            self._loop.remove_reader(self.udp.fileno())
-        self.udp.close()
-        self.tcp.close()
-
-    def _on_datagram(self) -> None:
-        """Greetings; anything else that comes to the unconnected socket is not ours."""
-        for _ in range(64):
-            try:
-                data, peer = self.udp.recvfrom(2048)
-            except (BlockingIOError, ConnectionError):
-                return
-            parsed = fastpath.parse_datagram(data)
-            if parsed is None or parsed[0] != wire.KIND_HELLO:
-                continue
-            waiting = self._waiting.get(parsed[7])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(peer)
-
-    async def welcome(self, control: ControlConnection, hello: Hello, terms: Terms) -> Connection:
-        """Answers a Hello that was found good; returns when the worker's datagrams are bound."""
-        config = self._config
-        mtu = min(hello.mtu, config.mtu)
-        token = secrets.token_bytes(16)
-        chunk_bytes = chunk_bytes_for(self.udp, mtu)
-        frame = Welcome(
-            world=terms.world,
-            mtu=mtu,
-            window=receive_window(self._buffers.receive, chunk_bytes + wire.HEADER_BYTES),
-            udp_port=self.udp.getsockname()[1],
-            server_tag=secrets.randbits(32),
-            worker_tag=secrets.randbits(32),
-            token=token,
-            downlink=terms.downlink,
-            rule=terms.rule,
-            tolerance=terms.tolerance,
-            order=terms.order,
-            timeout_s=terms.timeout_s,
-        )
-        arrived: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = arrived
-        control.send(frame)
-        try:
-            sock, datagrams = await self._bind_peer(control, arrived)
-        finally:
-            del self._waiting[token]
-        control.send(UdpBound(datagrams=datagrams))
-        channel, state = make_channel(
-            sock,
-            chunk_bytes=chunk_bytes,
-            send_tag=frame.worker_tag,
-            recv_tag=frame.server_tag,
-            peer_window=hello.window,
-            config=config,
-            impairment=self._impairment,
-            salt=2 * hello.rank + 2,
-        )
-        return Connection(hello.rank, control, sock, channel, state, datagrams, frame)
-
-    async def _bind_peer(
-        self, control: ControlConnection, arrived: asyncio.Future[tuple[str, int]]
-    ) -> tuple[socket.socket, bool]:
-        """A socket of its own for this worker, connected to where its greeting came from."""
-        tcp: socket.socket = control._transport.get_extra_info("socket")  # type: ignore[union-attr]
-        sock, _ = open_udp(self._family, self._config.socket_buffer_bytes)
-        try:
-            peer = await asyncio.wait_for(arrived, HELLO_INTERVAL_S * HELLO_TRIES)
-        except TimeoutError:
-            sock.bind((tcp.getsockname()[0], 0))
-            sock.connect(sock.getsockname()[:2])  # talks to itself: every datagram is foreign
-            return sock, False
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((tcp.getsockname()[0], self.udp.getsockname()[1]))
-        sock.connect(peer)
-        return sock, True
-
-
-def _resolve(host: str, port: int) -> tuple:  # type: ignore[type-arg]
-    try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"the host name {host!r} cannot be resolved ({error.strerror}): check it") from error
-
-
-def _listen(family: int, address: tuple[str, int]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.setblocking(False)
-    try:
-        sock.bind(address)
-        sock.listen(256)
-    except OSError as error:
-        sock.close()
-        where = format_address(*address)
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"the address {where} is in use: choose another port, or 0 for a free one") from error
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise ConfigError(
-                f"this host has no address {address[0]}: choose one of its own, or 0.0.0.0 for all of them"
-            ) from error
-        raise ConfigError(f"cannot listen on {where}: {error.strerror}") from error
-    return sock

@@ -7,6 +7,7 @@ also wakes the compiled pump, which polls descriptors itself while rounds are in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections import deque
@@ -72,10 +73,8 @@ class LoopThread:
             self.loop.close()
 
     def _drain(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake_fd)
-        except BlockingIOError:
-            pass
         while self._work:
             self._work.popleft()()
 
@@ -124,7 +123,7 @@ class LoopThread:
             raise
 
     def wait(self, future: Future[Any]) -> Any:
-        """The result of `future`, which the loop thread completes; the loop's own timers bound the wait.
+        """The result of `future`, which the loop thread completes; the loop's timers bound the wait.
 
         Raises what the future raises, or LocalProtocolError when the thread has ended meanwhile.
         """

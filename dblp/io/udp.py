@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 from .. import wire
 
@@ -14,11 +15,12 @@ PMTUDISC_DO = 2
 """Linux: set DF, never fragment (field problem 6)."""
 
 SKB_OVERHEAD_BYTES = 256 + 320 + 64
-"""sk_buff, skb_shared_info and headroom that the kernel charges to SO_RCVBUF per datagram (Linux, x86-64)."""
+"""sk_buff, skb_shared_info and headroom that the kernel charges to SO_RCVBUF per datagram (Linux,
+x86-64)."""
 
 BUFFER_SHARE = 0.75
-"""Linux gives receive memory back in steps of a quarter of the buffer (udp_rmem_release), so a quarter may be
-charged for datagrams that were read long ago."""
+"""Linux gives receive memory back in steps of a quarter of the buffer (udp_rmem_release), so a
+quarter may be charged for datagrams that were read long ago."""
 
 WINDOW_MAX = 16_384
 """Sequences travel as 16 bits; serial arithmetic needs less than half of that in flight."""
@@ -41,8 +43,8 @@ class Buffers:
 
 
 def receive_window(granted_bytes: int, datagram_bytes: int) -> int:
-    """Datagrams of `datagram_bytes` that fit a receive buffer of `granted_bytes` (as getsockopt reports it), in the
-    worst case of one skb per datagram (hazard 5)."""
+    """Datagrams of `datagram_bytes` that fit a receive buffer of `granted_bytes` (as getsockopt
+    reports it), in the worst case of one skb per datagram (hazard 5)."""
     charged = 1 << (datagram_bytes + SKB_OVERHEAD_BYTES - 1).bit_length()
     if charged > 4096:
         charged = -(-(datagram_bytes + SKB_OVERHEAD_BYTES) // 4096) * 4096 + 4096
@@ -71,23 +73,32 @@ def open_udp(family: int, buffer_bytes: int) -> tuple[socket.socket, Buffers]:
 
 
 def warn_about_buffers(buffers: Buffers) -> None:
-    """Once per process: the buffer was clipped, and the exact command that changes it (field problem 5)."""
+    """Once per process: the buffer was clipped, and the exact command that changes it (field
+    problem 5)."""
     global _warned_about_buffers
     if not buffers.receive_limited or _warned_about_buffers:
         return
     _warned_about_buffers = True
     warnings.warn(
-        f"the kernel granted a UDP receive buffer of {buffers.receive // 2:,} bytes where {buffers.wanted:,} were "
-        f"wanted; large rounds will be slower. To change it: sudo sysctl -w net.core.rmem_max={buffers.wanted}",
+        f"the kernel granted a UDP receive buffer of {buffers.receive // 2:,} bytes where "
+        f"{buffers.wanted:,} were wanted; large rounds will be slower. To change it: "
+        f"sudo sysctl -w net.core.rmem_max={buffers.wanted}",
         stacklevel=2,
     )
 
 
 def ip_version(sock: socket.socket) -> int:
-    """4 or 6."""
-    return 6 if sock.family == socket.AF_INET6 else 4
+    """4 or 6: of the packets of this connected socket; IPv4 may travel on an IPv6 socket."""
+    if sock.family != socket.AF_INET6:
+        return 4
+    return 4 if sock.getpeername()[0].startswith("::ffff:") else 6
 
 
-def chunk_bytes_for(sock: socket.socket, mtu: int) -> int:
-    """Payload bytes per datagram on this socket."""
-    return wire.chunk_bytes_for_mtu(mtu, ip_version(sock))
+def chunk_bytes_for(control: socket.socket, mtu: int) -> int:
+    """Payload bytes per datagram beside this connected control socket."""
+    return wire.chunk_bytes_for_mtu(mtu, ip_version(control))
+
+
+def with_port(address: tuple[Any, ...], port: int) -> tuple[Any, ...]:
+    """The socket address `address` with another port; keeps the scope of an IPv6 address."""
+    return (address[0], port, *address[2:])

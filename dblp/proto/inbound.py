@@ -133,7 +133,8 @@ class Inbound:
             return
         remembered = self._rounds.finished.recall(key)
         if remembered is not None:  # the STOP was lost, or is on its way
-            path = Path.BOTH if remembered.reliable else Path.DATAGRAM
+            asked = probe is not None or remembered.reliable  # hazard 3
+            path = Path.BOTH if asked else Path.DATAGRAM
             remembered.reliable = True
             self._link.outbox.put(remembered.stop, path, None)
         elif self._rounds.finished.is_past(key):

@@ -19,6 +19,9 @@ RELIABLE_TIMEOUT_MIN_S = 0.1
 STALL_MIN_S = 0.02
 """Blocked without progress for this long: credit and data must have been lost."""
 
+FIRST_PROBE_MIN_S = 0.0002
+"""An eager receiver needs about this long to say STOP on its own."""
+
 QUIET_UNKNOWN_S = 0.00025
 """Quiet period while no round trip has been measured."""
 
@@ -58,6 +61,10 @@ class ProbePolicy:
         lowest = RELIABLE_TIMEOUT_MIN_S if reliable else PROBE_TIMEOUT_MIN_S
         base = max(lowest, 4 * (self.rtt.smoothed_s or 0.0))
         return float(min(PROBE_TIMEOUT_MAX_S, base * 2 ** min(resends, 16)))
+
+    def first_probe_after_s(self) -> float:
+        """How long a sender waits for an unasked STOP after its first pass, in seconds."""
+        return min(PROBE_TIMEOUT_MIN_S, max(FIRST_PROBE_MIN_S, (self.rtt.smoothed_s or 0.0) / 2))
 
     def quiet_s(self) -> float:
         """How long no chunk must arrive before the bitmap goes out (hazard 2): ¼ RTT."""

@@ -278,7 +278,12 @@ class Receiver:
 
     def _set_deadline(self) -> None:
         """Rounds that may lose chunks and are not critical have a time limit (hazard 11)."""
-        if self.is_over or self.tolerance is None or self.tolerance.is_exact or not self.layout.count:
+        if (
+            self.is_over
+            or self.tolerance is None
+            or self.tolerance.is_exact
+            or not self.layout.count
+        ):
             return
         regime = self.plan.label.regime or self._announced_regime()
         limit = self._link.deadlines.limit_s(self.stream, self.layout.count)
@@ -304,12 +309,7 @@ class Receiver:
         link, channel = self._link, self._link.channel
         channel.sync_received(self._probe.sequence)
         fragments = self.bitmap.fragments(link.fragment_bytes)
-        repeated = self._answered >= self._probe.epoch
         self._answered = max(self._answered, self._probe.epoch)
-        if repeated or self.reliable or self._probe.epoch > 1:  # hazard 3
-            path = Path.BOTH
-        else:
-            path = link.signal_path(self.layout.count)
         seen = channel.received_sequence
         for fragment in fragments:
             frame = Bitmap(
@@ -325,7 +325,7 @@ class Receiver:
                 sequence_seen=seen,
                 limit=seen + channel.window,
             )
-            link.outbox.put(frame, path, self)
+            link.outbox.put(frame, Path.BOTH, self)  # hazard 3: there is loss
 
     def _decide_stop(self, now: float) -> None:
         """The one STOP of the round (R2; Algorithm 2, lines 12 and 20)."""
@@ -346,7 +346,8 @@ class Receiver:
         self.stop = short
         full_follows = not fits and len(data) <= STOP_DATA_BYTES_MAX
         if not (full_follows and link.outbox.reliable_only):
-            path = Path.BOTH if self.reliable else link.signal_path(count)
+            asked = self.reliable or self._probe is not None
+            path = Path.BOTH if asked else link.signal_path(count)
             link.outbox.put(short, Path.DATAGRAM if full_follows else path, self)
         if full_follows:
             full = Stop(self.stream, self.round_id, self._accepted, count, late, data)

@@ -78,8 +78,8 @@ class Sender:
 
     __slots__ = (
         "_accepted", "_answered", "_began", "_first_pass", "_idle_passes", "_link", "_loss",
-        "_machine", "_resends", "_sent_before", "epoch", "error", "fallback", "final_missing", "passes", "plan", "reliable",
-        "report", "slot", "timer",
+        "_machine", "_resends", "_sent_before", "epoch", "error", "fallback", "final_missing",
+        "passes", "plan", "reliable", "report", "slot", "timer",
     )  # fmt: skip
 
     def __init__(self, link: Link, plan: SendPlan, *, now: float) -> None:
@@ -256,15 +256,12 @@ class Sender:
             self._finish(count - stop.accepted, at_deadline=stop.at_deadline, now=now)
 
     def on_timeout(self, *, now: float) -> None:
-        """Resends the probe if it is due: first as a datagram, then both ways (hazard 3)."""
+        """Sends the probe that is due, both ways: something is lost or late (hazard 3)."""
         if self.timer is None or now < self.timer:
             return
         self._machine.step(SenderInput.PROBE_DUE)
         self._resends += 1
-        if self.reliable:
-            path = Path.RELIABLE
-        else:
-            path = Path.DATAGRAM if self._resends == 1 else Path.BOTH
+        path = Path.RELIABLE if self.reliable else Path.BOTH
         self._send_probe(path, now)
 
     # --- inside -----------------------------------------------------------------------------
@@ -275,6 +272,11 @@ class Sender:
             self._first_pass = self._link.channel.sent(self.slot)
         self.epoch += 1
         self._answered.clear()
+        if self.epoch == 1 and path is not Path.RELIABLE and self._link.config.stop == "eager":
+            # Without loss the STOP is on its way already: give it time, and save probe and answer.
+            self._resends = -1
+            self.timer = now + self._link.policy.first_probe_after_s()
+            return
         self._resends = 0
         self._send_probe(path, now)
 

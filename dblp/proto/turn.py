@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..errors import RemoteProtocolError
 from ..fastpath import Channel
-from ..wire import Frame, decode_frame, encode_frame
+from ..wire import AnyFrame, Frame, decode_frame, encode_frame
 from .events import Path
 from .session import Session
 
@@ -22,7 +22,7 @@ def feed(
     channel: Channel,
     *,
     now: float,
-    give: Callable[[Frame], None],
+    give: Callable[[AnyFrame], None],
     put_reliable: Callable[[Frame], None],
     on_events: Callable[[float], None],
 ) -> None:

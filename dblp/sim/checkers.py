@@ -107,11 +107,14 @@ class SourceUnchanged(Observer):
     """S2: a sender's source bytes do not change between its start and its terminal state.
 
     A worker's gradient is replaced by the mean while its uplink may still be open: there a chunk
-    may change once the server has it, or has stopped the uplink.  A source that follows a reducer
-    grows by itself; what arrives of it is checked against the mean.
+    may change once the server has it, or needs no more of the uplink: it is stopped, or will be at
+    the server's next turn.  A source that follows a reducer grows by itself; what arrives of it is
+    checked against the mean.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, eager: bool) -> None:
+        """`eager`: a receiver stops as soon as its bound is met."""
+        self._eager = eager
         self._snapshots: dict[int, bytes] = {}
 
     def sending(self, session: WatchedSession, sender: Sender) -> None:
@@ -126,9 +129,9 @@ class SourceUnchanged(Observer):
             return
         receiver = session.other.receivers_armed.get((sender.stream, sender.round_id))
         if session.role == "worker" and receiver is not None:
-            if receiver.is_over:
-                return
             arrived = arrived_bits(receiver)
+            if receiver.is_over or (self._eager and arrived.sum() >= receiver.needed):
+                return
             changed = _differing(before, sender.plan.source, sender.layout.chunk_bytes)
             if not (changed & ~arrived).any():
                 return

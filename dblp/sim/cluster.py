@@ -76,6 +76,7 @@ class Cluster:
         self.server_host = Host(
             "server",
             lag_s=options.lags_s[1],
+            late_turns=options.late_turns,
             tick=self._tick_server,
             next_timeout=self.server.next_timeout,
         )
@@ -98,7 +99,12 @@ class Cluster:
             tolerance=options.make_policy().initial().tolerance,
             first_round=options.first_round,
         )
-        host = Host(f"worker-{rank}", lag_s=options.lags_s[0], next_timeout=core.next_timeout)
+        host = Host(
+            f"worker-{rank}",
+            lag_s=options.lags_s[0],
+            late_turns=options.late_turns,
+            next_timeout=core.next_timeout,
+        )
         worker = SimulatedWorker(rank, core, host, end, len(options.streams))
         host.tick = partial(self._tick_worker, worker)
         end.on_events = lambda now: core.on_events(now=now)

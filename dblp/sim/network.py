@@ -94,6 +94,7 @@ class Host:
         name: str,
         *,
         lag_s: float = 0.0,
+        late_turns: bool = False,
         tick: Callable[[float], None] = lambda now: None,
         next_timeout: Callable[[], float | None] = lambda: None,
     ) -> None:
@@ -101,6 +102,10 @@ class Host:
         self.ends: list[End] = []
         self.lag_s = lag_s
         """How long a turn of Python takes; nothing is pumped meanwhile."""
+        self.late_turns = late_turns
+        """The time passes before the turn (the thread had to wait), and not after it."""
+        self.waited = False
+        """It has passed."""
         self.tick = tick
         """Timers and outputs of the owner; once per turn, after all sessions."""
         self.next_timeout = next_timeout
@@ -235,10 +240,16 @@ class Network:
             return
         while True:
             if host.kicked or now >= host.timer or now >= host.settle_by:
+                if host.lag_s and host.late_turns and not host.waited:
+                    host.waited = True
+                    host.busy_until = now + host.lag_s
+                    self._wake(host, host.busy_until)
+                    return
+                host.waited = False
                 self._settle(host)
                 if host.dead:
                     return
-                if host.lag_s:
+                if host.lag_s and not host.late_turns:
                     host.busy_until = now + host.lag_s
                     self._transmit(host, 0)  # control frames are out, chunks leave later
                     self._wake(host, host.busy_until)

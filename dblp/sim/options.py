@@ -101,6 +101,8 @@ class Options:
     """Workers start up to this far apart."""
     lags_s: tuple[float, float]
     """How long a turn of Python takes at a worker, at the server."""
+    late_turns: bool
+    """That time passes before a turn, and not after it: the peers are ahead of Python."""
     up: PathModel
     """Worker to server; a to b."""
     down: PathModel
@@ -197,6 +199,7 @@ def draw(seed: int) -> Options:
         trouble_at_s=10 ** rng.uniform(-4.5, -1.0),
         leave_when_done=rng.random() < 0.3,
         safety_s=10 ** rng.uniform(-3.0, 0.3),
+        late_turns=rng.random() < 0.4,
     )
 
 

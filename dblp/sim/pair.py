@@ -62,7 +62,9 @@ class Pair:
                 peer="b" if role == "a" else "a",
                 first_round=options.first_round,
             )
-            host = Host(role, lag_s=lag_s, next_timeout=core.next_timeout)
+            host = Host(
+                role, lag_s=lag_s, late_turns=options.late_turns, next_timeout=core.next_timeout
+            )
             peer = _Peer(role, core, host, end)
             host.tick = partial(self._tick, peer)
             host.add(end)

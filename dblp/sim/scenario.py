@@ -101,7 +101,7 @@ class Scenario:
         self.watch = Watch(
             QuietAfterEnd(),
             SilentAfterStop(),
-            SourceUnchanged(),
+            SourceUnchanged(eager=options.stop == "eager"),
             BitmapAndCount(),
             OneStop(),
             AcceptedBytes(self.sources),

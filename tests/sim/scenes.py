@@ -24,7 +24,7 @@ def scene(**changes: Any) -> Options:
         "up": PathModel(), "down": PathModel(), "faults_up": Impairment(),
         "faults_down": Impairment(), "blocked": "", "blocked_for_ever": False,
         "blocked_known": False, "intruders": 0, "trouble": "", "trouble_rank": 0,
-        "trouble_at_s": 0.0, "leave_when_done": False, "safety_s": 1.0,
+        "trouble_at_s": 0.0, "leave_when_done": False, "safety_s": 1.0, "late_turns": False,
     }  # fmt: skip
     return Options(**(plain | changes))
 

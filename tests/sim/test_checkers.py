@@ -139,7 +139,7 @@ def test_s2_compares_with_the_bytes_at_the_start(pair: Evidence) -> None:
         plan = Plan
         stream, round_id = 9, 9
 
-    checker, fake = SourceUnchanged(), FakeSender()
+    checker, fake = SourceUnchanged(eager=True), FakeSender()
     checker.sending(pair.session("a"), fake)  # type: ignore[arg-type]
     checker.stopping(pair.session("a"), fake)  # type: ignore[arg-type]
     checker.sending(pair.session("a"), fake)  # type: ignore[arg-type]

@@ -27,7 +27,8 @@ _LIMIT_S = 60.0
 _CASE_BUDGET_S = 420.0
 # The first interval of the policy (10 rounds) is critical, and the norm is compared at its end.
 _CALM_ROUNDS = 12
-_DEADLINE = {"deadline": "adaptive"}
+# dblp.Deadline() adapts to recent rounds.
+_DEADLINE: dict[str, dict[str, float]] = {"deadline": {}}
 _BASELINE, _ADAPTIVE, _WITH_DEADLINE = "fixed", "adaptive", "adaptive, deadline"
 
 
@@ -103,7 +104,13 @@ def _run_model(
         network.note(result, "this TransportConfig has no deadline: that side was left out")
     stars = {
         name: stack.enter_context(
-            DblpStar(lab, network.SERVER_HOST, network.WORKER_HOSTS, downlink="lossy", **options)  # type: ignore[arg-type]
+            DblpStar(
+                lab,
+                network.SERVER_HOST,
+                network.WORKER_HOSTS,
+                downlink="lossy",
+                **options,  # type: ignore[arg-type]
+            )
         )
         for name, options in sides.items()
     }

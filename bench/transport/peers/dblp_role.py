@@ -29,7 +29,10 @@ def transport_config(fields: Mapping[str, Any]) -> dblp.TransportConfig:
     unknown = [name for name in fields if name not in known]
     if unknown:
         raise PeerError(f"TransportConfig has no {', '.join(unknown)}")
-    return dblp.TransportConfig(**fields)
+    values = dict(fields)
+    if values.get("deadline") is not None:
+        values["deadline"] = dblp.Deadline(**values["deadline"])
+    return dblp.TransportConfig(**values)
 
 
 def policy_of(text: str) -> dblp.TolerancePolicy:

@@ -19,7 +19,7 @@ def dblp(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("command", ["demo", "server", "doctor"])
+@pytest.mark.parametrize("command", ["demo", "server", "bench", "doctor"])
 def test_help_of_every_command_shows_examples(command: str) -> None:
     result = runner.invoke(app, [command, "--help"])
     assert result.exit_code == 0
@@ -30,7 +30,7 @@ def test_help_of_every_command_shows_examples(command: str) -> None:
 def test_help_without_a_command_lists_all() -> None:
     result = runner.invoke(app, ["--help"])
     assert result.exit_code == 0
-    for command in ("demo", "server", "doctor"):
+    for command in ("demo", "server", "bench", "doctor"):
         assert f"dblp {command}" in result.output
 
 
