@@ -1,6 +1,7 @@
 """Bounded-loss gradient transport that follows the training phase (DBLP)."""
 
-from .collective.peer import Listener, Peer
+from .collective.listener import Listener
+from .collective.peer import Peer
 from .collective.server import ParameterServer
 from .collective.worker import AllReduceReport, Worker
 from .config import TransportConfig

@@ -82,8 +82,8 @@ class DeadlineClock:
         return plan.factor * statistics.median(times)
 
     def observe(self, stream: int, count: int, elapsed_s: float, *, share: float = 1.0) -> None:
-        """A round took `elapsed_s`; share: how much of what it wanted had arrived (below 1 only at a
-        deadline), so that a path that has become slower for good is noticed."""
+        """A round took `elapsed_s`; share: how much of what it wanted had arrived (below 1 only at
+        a deadline), so that a path that has become slower for good is noticed."""
         if self.plan is None or self.plan.seconds is not None:
             return
         key = (stream, count)

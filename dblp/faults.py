@@ -1,4 +1,4 @@
-"""Fault injection where datagrams arrive: they have crossed the wire, then something happens to them.
+"""Fault injection where datagrams arrive: something happens to them after they crossed the wire.
 
 Sans-IO and seeded: the same seed and the same arrivals give the same faults.  Sockets (`dblp.io`)
 and the simulator (`dblp.sim`) use the same models.  The paper's microburst is
@@ -52,7 +52,7 @@ def check_probability(name: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impairment:
-    """What shall go wrong; rates are probabilities per arriving datagram, data and control alike."""
+    """What shall go wrong; rates are probabilities per arriving datagram, data or control."""
 
     seed: int = 0
     uniform: float = 0.0

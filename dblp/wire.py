@@ -127,6 +127,9 @@ class UdpBound(Frame, tag="bound", frozen=True, array_like=True):
 
     datagrams: bool
     """False: none arrived in time; payload travels on the control channel (hazard 9)."""
+    mtu: int
+    """Path MTU in bytes that both sides use: that of `Welcome` if a greeting of that size arrived,
+    else the smallest that any path must have."""
 
 
 class Open(Frame, tag="open", frozen=True, array_like=True):
@@ -166,7 +169,7 @@ class Probe(Frame, tag="probe", frozen=True, array_like=True):
 
 
 class Bitmap(Frame, tag="bitmap", frozen=True, array_like=True):
-    """Receiver → sender: what is missing (signal B).  A fragment; each can be acted on by itself."""
+    """Receiver → sender: what is missing (signal B).  A fragment that can be acted on by itself."""
 
     stream: int
     round: int
@@ -194,7 +197,7 @@ class Stop(Frame, tag="stop", frozen=True, array_like=True):
     count: int
     at_deadline: bool
     missing: bytes | None
-    """LEB128 (gap, length) pairs of missing runs; None = too long for a datagram, follows on TCP."""
+    """LEB128 (gap, length) pairs of missing runs; None = too long for a datagram, comes by TCP."""
 
 
 class ChunkData(Frame, tag="data", frozen=True, array_like=True):

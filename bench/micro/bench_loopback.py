@@ -12,8 +12,6 @@ import dblp
 from bench.micro.sink import TIMEOUT_S
 from bench.transport.peers.role import Role, python_command
 
-pytestmark = pytest.mark.filterwarnings("ignore:the kernel granted a UDP receive buffer")
-
 START_TIMEOUT_S = 60.0
 ROUNDS = {1_000_000: 300, 20_000_000: 60, 100_000_000: 20}
 

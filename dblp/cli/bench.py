@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -146,11 +145,7 @@ def _whole(name: str, value: int, most: int) -> int:
 def _serve(listen: str, clients: int | None, timeout: float) -> None:
     console = Console(highlight=False)
     config = TransportConfig(mtu=MTU_MAX, timeout_s=timeout)  # each client says how large
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the client's advice says it better
-        server = BenchServer(
-            listen, config=config, tell=lambda line: console.print(line, markup=False)
-        )
+    server = BenchServer(listen, config=config, tell=lambda line: console.print(line, markup=False))
     with server:
         console.print(f"listening on [bold]{server.address}[/bold]; end with Ctrl-C")
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -115,10 +114,7 @@ def run_bench(
     Raises ConfigError, PeerLostError, RoundTimeoutError or RemoteProtocolError, each with one
     sentence for the user.  Every wait is bounded by `config`.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the advice says it better
-        peer = Peer.connect(address, config=config, impairment=impairment)
-    with peer:
+    with Peer.connect(address, config=config, impairment=impairment) as peer:
         with _explained(address, config, begun=False):
             server = _agree(peer, plan)
         found = Measurement(address, plan, host_facts(config), server, path_mtu(address))

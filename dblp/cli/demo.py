@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,6 +20,9 @@ from rich.progress import (
 )
 
 from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..demo.settings import DemoSettings, Side
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -83,9 +87,7 @@ def run(
     rounds.jsonl and four plots.
     """
     _require_torch()
-    from ..demo.run import plan_demo, run_demo
-    from ..demo.settings import RECIPES, DemoSettings, Side
-    from ..demo.table import comparison
+    from ..demo.settings import RECIPES, DemoSettings
 
     recipe = RECIPES["digits" if data is None else "cifar10"]
     changes = {"epochs": epochs, "interval": interval}
@@ -103,8 +105,15 @@ def run(
         bursts=bursts,
         timeout_s=timeout,
     )
+    _train(settings, Console())
+
+
+def _train(settings: DemoSettings, console: Console) -> None:
+    """Runs both sides with a progress bar each, then prints the table and what was written."""
+    from ..demo.run import plan_demo, run_demo
+    from ..demo.table import comparison
+
     plan = plan_demo(settings)
-    console = Console()
     with _progress(console) as progress:
         tasks = {
             "dblp": progress.add_task("DBLP", total=plan.steps, loss="starting"),
@@ -142,9 +151,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
+    if find_spec("torch") is None:
         raise ConfigError(
             "the demo trains with PyTorch, which is not installed: run pip install 'dblp[demo]'"
-        ) from error
+        )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import queue
 import sys
 from concurrent.futures import Future
 from fractions import Fraction
@@ -14,20 +12,18 @@ from typing import Any, cast
 from .. import wire
 from ..buffers import byte_view_of
 from ..config import TransportConfig
-from ..errors import LocalProtocolError, RemoteProtocolError, RoundTimeoutError
+from ..errors import LocalProtocolError
 from ..faults import Impairment
-from ..io.acceptor import Acceptor, Terms
-from ..io.control import ControlConnection, parse_address
+from ..io.control import parse_address
 from ..io.handshake import Connection, connect
 from ..io.loop import LoopThread
 from ..stats import RoundReport
 from ..tolerance import EXACT, Tolerance
-from ..wire import Hello
 from .endpoint import CLOSE_TIMEOUT_S, Endpoint, EndpointGroup, close_thread, wait_for
 from .point_to_point_core import FinishedTransfer, PointToPointCore
 from .worker import CALL_MARGIN_S
 
-__all__ = ["Listener", "Peer"]
+__all__ = ["Peer", "make_endpoint"]
 
 log = logging.getLogger("dblp")
 
@@ -45,13 +41,18 @@ class Peer:
     """
 
     def __init__(
-        self, thread: LoopThread, group: EndpointGroup, endpoint: Endpoint, owns: bool
+        self,
+        thread: LoopThread,
+        group: EndpointGroup,
+        endpoint: Endpoint,
+        *,
+        listener: object | None = None,
     ) -> None:
-        """Use `Peer.connect` or `Listener.accept`."""
+        """Use `Peer.connect` or `Listener.accept`; the listener lives as long as its peers."""
         self._thread = thread
         self._group = group
         self._endpoint = endpoint
-        self._owns_thread = owns
+        self._listener = listener
         self._closed = False
 
     @classmethod
@@ -85,7 +86,7 @@ class Peer:
         except BaseException:
             thread.close()
             raise
-        return cls(thread, group, endpoint, owns=True)
+        return cls(thread, group, endpoint)
 
     @property
     def _core(self) -> PointToPointCore:
@@ -120,7 +121,7 @@ class Peer:
         *,
         stream: int = 0,
     ) -> RoundReport:
-        """DBLP_RECV: fills `buffer`; at most the share `tolerance` of its chunks is missing and zero.
+        """DBLP_RECV: fills `buffer`; at most the share `tolerance` of its chunks stays zero.
 
         Args:
             buffer: writable and contiguous, of the sender's size and dtype.
@@ -164,7 +165,7 @@ class Peer:
         if self._closed:
             return
         self._closed = True
-        if self._owns_thread:
+        if self._listener is None:
             close_thread(self._thread, self._group)
             return
         if self._thread.on_loop_thread:
@@ -183,105 +184,6 @@ class Peer:
     def __del__(self) -> None:
         if hasattr(self, "_closed") and not sys.is_finalizing():
             self.close()
-
-
-class Listener:
-    """Waits for peers.
-
-    ```python
-    with dblp.Listener("0.0.0.0:5000") as listener, listener.accept() as peer:
-        report = peer.recv(buffer, tolerance="0.8%")
-    ```
-    """
-
-    def __init__(
-        self,
-        address: str | tuple[str, int] = "127.0.0.1:0",
-        *,
-        config: TransportConfig | None = None,
-        impairment: Impairment | None = None,
-    ) -> None:
-        """Listens; raises ConfigError when the address cannot be used."""
-        self.config = config if config is not None else TransportConfig()
-        self._impairment = impairment
-        self._accepted: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._acceptor = Acceptor(*parse_address(address), self.config, impairment)
-        self.address = self._acceptor.address
-        """Where it listens, as "host:port"."""
-        self._thread = LoopThread(self.config.loop, "dblp-listener")
-        self._group: EndpointGroup = self._thread.call(self._start(), CALL_MARGIN_S)
-
-    async def _start(self) -> EndpointGroup:
-        loop = asyncio.get_running_loop()
-        group = self._group = EndpointGroup(self._thread, self.config)
-        self._acceptor.start(loop)
-        self._server = await loop.create_server(self._new_connection, sock=self._acceptor.tcp)
-        group.driver.extra_fds = [self._acceptor.tcp.fileno(), self._acceptor.udp.fileno()]
-        return group
-
-    def _new_connection(self) -> ControlConnection:
-        control = ControlConnection()
-        task = asyncio.get_running_loop().create_task(self._join(control))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return control
-
-    async def _join(self, control: ControlConnection) -> None:
-        terms = Terms(
-            world=1,
-            downlink="exact",
-            rule="zero",
-            tolerance="0",
-            order=self.config.order,
-            timeout_s=self.config.timeout_s,
-        )
-        connection = await self._acceptor.admit(control, terms, _check)
-        if connection is not None:
-            self._accepted.put(make_endpoint(self._group, "the peer", connection, self.config))
-
-    def accept(self, timeout_s: float | None = None) -> Peer:
-        """The next peer; RoundTimeoutError when none comes within `timeout_s` seconds (default:
-        `connect_timeout_s`)."""
-        wait_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
-        try:
-            endpoint = self._accepted.get(timeout=wait_s)
-        except queue.Empty:
-            raise RoundTimeoutError(
-                f"no peer has connected to {self.address} within {wait_s:g} s: start it, or wait "
-                "longer"
-            ) from None
-        return Peer(self._thread, self._group, endpoint, owns=False)
-
-    async def _shut_down(self) -> None:
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        self._acceptor.close()
-        await self._group.shut_down()
-
-    def close(self) -> None:
-        """Stops listening and closes all accepted peers; idempotent."""
-        self._thread.finish(self._shut_down(), CLOSE_TIMEOUT_S)
-
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_group") and not sys.is_finalizing():
-            self.close()
-
-
-def _check(hello: Hello) -> None:
-    """Refuses a worker."""
-    if hello.rank != wire.NO_RANK:
-        raise RemoteProtocolError(
-            "this is a Listener, and a Worker has connected: use a Peer, or a ParameterServer on "
-            "the other side"
-        )
 
 
 def make_endpoint(

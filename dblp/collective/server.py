@@ -246,8 +246,7 @@ class ParameterServer:
             ConfigError: a bad argument, or an address that cannot be used.
         """
         self.config = config if config is not None else TransportConfig()
-        if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= 254:
-            raise ConfigError(f"workers is {workers!r}: choose an integer from 1 to 254")
+        _check_workers(workers)
         check_choice("downlink", downlink, ("exact", "lossy"))
         check_choice("rule", rule, ("zero", "contributors"))
         check_choice("norm", norm, ("sent", "received"))
@@ -277,9 +276,19 @@ class ParameterServer:
         acceptor = Acceptor(host, port, self.config, impairment)
         self.address = acceptor.address
         """Where it listens, as "host:port"; hand this to the workers."""
-        self._thread = LoopThread(self.config.loop, "dblp-server")
         try:
-            self._owner = self._thread.call(
+            self._thread = LoopThread(self.config.loop, "dblp-server")
+        except BaseException:
+            acceptor.close()
+            raise
+        self._owner = self._launch(core, acceptor, terms, fingerprint)
+
+    def _launch(
+        self, core: ServerCore, acceptor: Acceptor, terms: Terms, fingerprint: str
+    ) -> _ServerOwner:
+        """The owner, started on the loop thread; thread and sockets end when that fails."""
+        try:
+            owner: _ServerOwner = self._thread.call(
                 self._start(core, acceptor, terms, fingerprint), START_MARGIN_S
             )
         except BaseException:
@@ -290,7 +299,14 @@ class ParameterServer:
         self, core: ServerCore, acceptor: Acceptor, terms: Terms, fingerprint: str
     ) -> _ServerOwner:
         owner = _ServerOwner(
-            self._thread, core, acceptor, terms, self.config, fingerprint, self._keep, self._over
+            self._thread,
+            core,
+            acceptor,
+            terms,
+            self.config,
+            fingerprint,
+            report_keeper(self.reports, self._on_report),
+            self._over,
         )
         await owner.start()
         return owner
@@ -301,14 +317,6 @@ class ParameterServer:
     ) -> ParameterServer:
         """A running server; the arguments are those of the class."""
         return cls(address, workers=workers, **options)  # type: ignore[arg-type]
-
-    def _keep(self, report: RoundReport) -> None:
-        self.reports.append(report)
-        if self._on_report is not None:
-            try:
-                self._on_report(report)
-            except Exception:
-                log.exception("on_report raised; the report is in ParameterServer.reports")
 
     @property
     def error(self) -> DBLPError | None:
@@ -344,9 +352,28 @@ class ParameterServer:
             self.close()
 
 
+def report_keeper(reports: deque[RoundReport], on_report: ReportSink | None) -> ReportSink:
+    """What the owner calls; it must not know the server, which may be forgotten."""
+
+    def keep(report: RoundReport) -> None:
+        reports.append(report)
+        if on_report is not None:
+            try:
+                on_report(report)
+            except Exception:
+                log.exception("on_report raised; the report is in ParameterServer.reports")
+
+    return keep
+
+
 def tell(link: PeerLink, error: DBLPError) -> None:
     """Tells the worker at the other end why the job is over; nothing if it cannot hear that."""
     link.control.send(Abort(kind=type(error).__name__, reason=str(error)))
+
+
+def _check_workers(workers: object) -> None:
+    if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= 254:
+        raise ConfigError(f"workers is {workers!r}: choose an integer from 1 to 254")
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from .. import fastpath
 from ..config import TransportConfig
@@ -24,7 +24,6 @@ from ..proto import (
     RoundOffered,
     SendFinished,
     Session,
-    send_order,
 )
 from ..stats import RoundReport
 from ..tolerance import EXACT, Tolerance
@@ -32,10 +31,6 @@ from ..wire import Abort, Frame, Open, next_round, round_is_newer
 from .buffers import BufferPool
 from .round_layout import RoundLayout, disagreement, objection
 from .server_round import ServerRound, Stage, StreamState
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 __all__ = ["Downlink", "MissingRule", "NormSource", "ServerCore"]
 
@@ -366,21 +361,11 @@ class ServerCore:
 
     def _start_downlinks(self, round_: ServerRound, now: float) -> None:
         tolerance = self._downlink_tolerance(round_)
-        order = None if round_.stage is Stage.FLOWING else self._order(round_, tolerance)
+        order = None
+        if round_.stage is not Stage.FLOWING:
+            order = round_.send_order(self._config, self._order_seed, tolerance)
         round_.start_downlinks(self._sessions, tolerance, order, now=now)
         self._touched.update(range(self.world))
-
-    def _order(self, round_: ServerRound, tolerance: Tolerance) -> npt.NDArray[np.uint32]:
-        """Send order of a complete mean, the same for all ranks."""
-        assert round_.layout is not None and round_.result is not None
-        return send_order(
-            self._config.order_for(exact=tolerance.is_exact, dtype=round_.layout.dtype),
-            round_.receivers[0].layout,
-            round_id=round_.round_id,
-            seed=self._order_seed << 16 | round_.stream,
-            buffer=round_.result.data,
-            dtype=round_.layout.dtype,
-        )
 
     def _arm(self, round_: ServerRound, layout: RoundLayout, now: float) -> None:
         try:

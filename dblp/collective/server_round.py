@@ -7,8 +7,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from .. import fastpath
+from ..config import TransportConfig
 from ..phase import Decision, Regime
-from ..proto import Receiver, Sender, Session
+from ..proto import Receiver, Sender, Session, send_order
 from ..stats import RoundReport
 from ..tolerance import Tolerance
 from ..wire import Open, next_round
@@ -46,8 +47,8 @@ class ServerRound:
     """One round of one stream on the server: N uplinks, one reduction, N downlinks.
 
     Commands: `arm`, `disarm`, `start_downlinks`, `reduce`, `give_back_result`.  Getters:
-    `may_pipeline`, `where`, `waiting_for`, `progress_report`.  Everything else is state that
-    `ServerCore` keeps here; lists are indexed by rank.
+    `may_pipeline`, `send_order`, `where`, `waiting_for`, `progress_report`.  Everything else is
+    state that `ServerCore` keeps here; lists are indexed by rank.
     """
 
     __slots__ = (
@@ -145,6 +146,20 @@ class ServerRound:
         if needed == count:
             return True
         return stop == "eager" and needed >= self.uplink_decision.tolerance.needed(count)
+
+    def send_order(
+        self, config: TransportConfig, seed: int, tolerance: Tolerance
+    ) -> npt.NDArray[np.uint32]:
+        """Order in which the complete mean goes down, the same for all ranks."""
+        assert self.layout is not None and self.result is not None
+        return send_order(
+            config.order_for(exact=tolerance.is_exact, dtype=self.layout.dtype),
+            self.receivers[0].layout,
+            round_id=self.round_id,
+            seed=seed << 16 | self.stream,
+            buffer=self.result.data,
+            dtype=self.layout.dtype,
+        )
 
     def start_downlinks(
         self,

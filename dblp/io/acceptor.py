@@ -60,6 +60,20 @@ class Terms:
     timeout_s: float
 
 
+FULL_GREETING_TRIES = 4
+"""A greeting of full size that has not come after this many more repetitions does not fit the path."""
+
+
+@dataclass(slots=True)
+class _Greetings:
+    """What has arrived of one newcomer's greetings."""
+
+    first: asyncio.Future[Any]
+    """Address that the first came from."""
+    largest: int = 0
+    """Longest payload, in bytes: greetings come in full size and in the smallest."""
+
+
 class Acceptor:
     """The listening sockets of a server: one TCP port, and the UDP port of the same number if it
     is free."""
@@ -70,7 +84,7 @@ class Acceptor:
         """Listens; ConfigError when the address cannot be used."""
         self._config = config
         self._impairment = impairment
-        self._waiting: dict[bytes, asyncio.Future[Any]] = {}
+        self._waiting: dict[bytes, _Greetings] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         family, address = _resolve(host, port)
         self.tcp = _listen(family, address)
@@ -142,15 +156,17 @@ class Acceptor:
         """Greetings; anything else that comes to the unconnected socket is not ours."""
         for _ in range(DATAGRAMS_PER_WAKE):
             try:
-                data, peer = self.udp.recvfrom(2048)
+                data, peer = self.udp.recvfrom(1 << 16)
             except OSError:
                 return
             parsed = fastpath.parse_datagram(data)
             if parsed is None or parsed[0] != wire.KIND_HELLO:
                 continue
-            waiting = self._waiting.get(parsed[7])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(peer)
+            waiting = self._waiting.get(parsed[7][:TOKEN_BYTES])
+            if waiting is not None:
+                waiting.largest = max(waiting.largest, len(parsed[7]))
+                if not waiting.first.done():
+                    waiting.first.set_result(peer)
 
     async def _welcome(self, control: ControlConnection, hello: Hello, terms: Terms) -> Connection:
         """Answers a Hello that was found good; returns when the worker's datagrams are bound."""
@@ -172,14 +188,16 @@ class Acceptor:
             order=terms.order,
             timeout_s=terms.timeout_s,
         )
-        arrived: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = arrived
+        greetings = self._waiting[token] = _Greetings(asyncio.get_running_loop().create_future())
         control.send(frame)
         try:
-            sock, datagrams = await self._bind_peer(control, arrived)
+            sock, datagrams = await self._bind_peer(control, greetings, chunk_bytes)
         finally:
             del self._waiting[token]
-        control.send(UdpBound(datagrams=datagrams))
+        if greetings.largest < chunk_bytes:  # full datagrams do not get through (field problem 6)
+            mtu = min(mtu, MTU_MIN)
+            chunk_bytes = chunk_bytes_for(control.sock, mtu)
+        control.send(UdpBound(datagrams=datagrams, mtu=mtu))
         channel, state = make_channel(
             sock,
             chunk_bytes=chunk_bytes,
@@ -193,14 +211,18 @@ class Acceptor:
         return Connection(hello.rank, control, sock, channel, state, datagrams, frame)
 
     async def _bind_peer(
-        self, control: ControlConnection, arrived: asyncio.Future[Any]
+        self, control: ControlConnection, greetings: _Greetings, full_bytes: int
     ) -> tuple[socket.socket, bool]:
         """A socket of its own for this worker, connected to where its greeting came from."""
         here = control.sock.getsockname()
         sock, _ = open_udp(self.udp.family, self._config.socket_buffer_bytes)
         try:
             try:
-                peer = await asyncio.wait_for(arrived, HELLO_INTERVAL_S * HELLO_TRIES)
+                peer = await asyncio.wait_for(greetings.first, HELLO_INTERVAL_S * HELLO_TRIES)
+                for _ in range(FULL_GREETING_TRIES):
+                    if greetings.largest >= full_bytes:
+                        break
+                    await asyncio.sleep(HELLO_INTERVAL_S)
             except TimeoutError:
                 sock.bind(with_port(here, 0))
                 sock.connect(sock.getsockname())  # talks to itself: every datagram is foreign

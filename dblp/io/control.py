@@ -18,7 +18,7 @@ connection."""
 
 
 class ControlConnection(asyncio.Protocol):
-    """One TCP connection: `on_frame` gets every frame; `on_lost` is called once, with the reason."""
+    """One TCP connection: `on_frame` gets every frame; `on_lost` once gets the reason."""
 
     def __init__(self) -> None:
         self.on_frame: Callable[[AnyFrame], None] = self._keep

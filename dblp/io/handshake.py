@@ -249,11 +249,16 @@ async def _shake_hands(
         assert isinstance(welcome, Welcome)
         _check_welcome(welcome, config.mtu)
         sock.connect(with_port(tcp.getpeername(), welcome.udp_port))
-        datagrams = await _bind_datagrams(sock, frames, welcome)
+        bound = await _bind_datagrams(sock, frames, welcome)
+        if not MTU_MIN <= bound.mtu <= welcome.mtu:
+            raise RemoteProtocolError(
+                f"the server chose an MTU of {bound.mtu}, of at most {welcome.mtu}: use the same "
+                "version of dblp on both sides"
+            )
         frames.release()
         channel, state = make_channel(
             sock,
-            chunk_bytes=chunk_bytes_for(tcp, welcome.mtu),
+            chunk_bytes=chunk_bytes_for(tcp, bound.mtu),
             send_tag=welcome.server_tag,
             recv_tag=welcome.worker_tag,
             peer_window=welcome.window,
@@ -264,7 +269,7 @@ async def _shake_hands(
     except BaseException:
         sock.close()
         raise
-    return Connection(rank, control, sock, channel, state, datagrams, welcome)
+    return Connection(rank, control, sock, channel, state, bound.datagrams, welcome)
 
 
 def _check_welcome(welcome: Welcome, mtu: int) -> None:
@@ -276,7 +281,7 @@ def _check_welcome(welcome: Welcome, mtu: int) -> None:
         and 0 <= welcome.server_tag < 1 << 32
         and 0 <= welcome.worker_tag < 1 << 32
         and 1 <= welcome.world < 256
-        and 0 < len(welcome.token) <= TOKEN_BYTES
+        and len(welcome.token) == TOKEN_BYTES
     )
     if not sound:
         raise RemoteProtocolError(
@@ -285,22 +290,25 @@ def _check_welcome(welcome: Welcome, mtu: int) -> None:
         )
 
 
-async def _bind_datagrams(sock: socket.socket, frames: FrameQueue, welcome: Welcome) -> bool:
-    """Repeats the greeting until the server confirms; False when it gave up waiting for one."""
-    greeting = fastpath.pack_datagram(
-        wire.KIND_HELLO, 0, 0, 0, 0, 0, welcome.server_tag, welcome.token
-    )
+async def _bind_datagrams(sock: socket.socket, frames: FrameQueue, welcome: Welcome) -> UdpBound:
+    """Repeats the greeting, as long as a chunk and as short as can be, until the server confirms."""
+    padded = welcome.token.ljust(chunk_bytes_for(sock, welcome.mtu), b"\0")
+    greetings = [
+        fastpath.pack_datagram(wire.KIND_HELLO, 0, 0, 0, 0, 0, welcome.server_tag, payload)
+        for payload in (padded, welcome.token)
+    ]
 
     async def greet() -> None:
         while True:
-            with contextlib.suppress(OSError):
-                sock.send(greeting)
+            for greeting in greetings:
+                with contextlib.suppress(OSError):  # EMSGSIZE: longer than the path takes
+                    sock.send(greeting)
             await asyncio.sleep(HELLO_INTERVAL_S)
 
     greeter = asyncio.ensure_future(greet())
     try:
         bound = await frames.next(UdpBound)
         assert isinstance(bound, UdpBound)
-        return bound.datagrams
+        return bound
     finally:
         greeter.cancel()

@@ -123,7 +123,7 @@ class LoopThread:
             raise
 
     def wait(self, future: Future[Any]) -> Any:
-        """The result of `future`, which the loop thread completes; the loop's timers bound the wait.
+        """The result of `future`, which the loop thread completes; its timers bound the wait.
 
         Raises what the future raises, or LocalProtocolError when the thread has ended meanwhile.
         """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import socket
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from .. import wire
+
+log = logging.getLogger("dblp")
 
 IP_MTU_DISCOVER = 10
 IPV6_MTU_DISCOVER = 23
@@ -79,11 +81,12 @@ def warn_about_buffers(buffers: Buffers) -> None:
     if not buffers.receive_limited or _warned_about_buffers:
         return
     _warned_about_buffers = True
-    warnings.warn(
-        f"the kernel granted a UDP receive buffer of {buffers.receive // 2:,} bytes where "
-        f"{buffers.wanted:,} were wanted; large rounds will be slower. To change it: "
-        f"sudo sysctl -w net.core.rmem_max={buffers.wanted}",
-        stacklevel=2,
+    log.warning(
+        "the kernel granted a UDP receive buffer of %s bytes where %s were wanted; large rounds "
+        "will be slower. To change it: sudo sysctl -w net.core.rmem_max=%d",
+        f"{buffers.receive // 2:,}",
+        f"{buffers.wanted:,}",
+        buffers.wanted,
     )
 
 

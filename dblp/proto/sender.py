@@ -37,6 +37,9 @@ COPIES_SHARE = 8
 COPIES_CHUNKS_MAX = 64
 """... but in a small round this many datagrams may always go."""
 
+COPIES_LOSS_MIN = 0.2
+"""A pass that lost less is no burst: one more pass gets nearly all of the rest."""
+
 COPIES_LEFT = 0.5
 """Copies are added until fewer than this many chunks are expected to stay missing."""
 
@@ -322,7 +325,7 @@ class Sender:
         room = max(self.layout.count // COPIES_SHARE, COPIES_CHUNKS_MAX)
         most = min(COPIES_MAX, room // missing.size)
         copies = 1
-        while copies < most and missing.size * self._loss**copies > COPIES_LEFT:
+        while self._loss >= COPIES_LOSS_MIN and copies < most and missing.size * self._loss**copies > COPIES_LEFT:
             copies += 1
         return np.tile(missing, copies) if copies > 1 else missing
 

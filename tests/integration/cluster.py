@@ -15,7 +15,7 @@ import dblp
 from dblp.config import TransportConfig
 from dblp.faults import Impairment
 
-LIMIT_S = 60.0
+LIMIT_S = 30.0
 """Longer than anything here takes on a busy machine: it only bounds what would hang."""
 
 CHUNK_BYTES = 1448

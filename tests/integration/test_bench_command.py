@@ -37,7 +37,6 @@ from tests.integration.cluster import LIMIT_S
 CONFIG = TransportConfig(timeout_s=LIMIT_S)
 SMALL = Plan(nbytes=40_000, rounds=3, tolerance=Tolerance.of(0))
 
-pytestmark = pytest.mark.filterwarnings("ignore:the kernel granted a UDP receive buffer")
 
 
 @contextmanager

@@ -90,7 +90,9 @@ def test_tensors(dtype: str, config: TransportConfig) -> None:
     generator = torch.Generator().manual_seed(7)
     with Cluster(3, config) as cluster:
         for size in (0, 1, 725, 10_001):
-            tensors = [torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(3)]
+            tensors = [
+                torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(3)
+            ]
             tensors = [tensor.to(kind) for tensor in tensors]
             flat = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
             total = flat[0].to(wide)

@@ -103,10 +103,9 @@ def test_the_server_closed_in_its_own_report_sink(config: TransportConfig) -> No
         workers=1, config=config, on_report=lambda _: servers[0].close()
     )
     servers.append(server)
-    with dblp.Worker(server.address, rank=0, config=config) as worker:
-        with pytest.raises(DBLPError):
-            for _ in range(3):
-                worker.all_reduce(np.ones(10, np.float32))
+    with dblp.Worker(server.address, rank=0, config=config) as worker, pytest.raises(DBLPError):
+        for _ in range(10_000):
+            worker.all_reduce(np.ones(10, np.float32))
     server.close()
 
 

@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 import pytest
+
 from dblp import fastpath
 from dblp.fastpath import pack_datagram
 from dblp.proto import ReceiveFinished, Receiver, Sender, SendFinished

@@ -16,7 +16,7 @@ OPEN = wire.Open(3, 7, 20_000_000, 1448, "float32", True, 1.5, None, False, "51/
 FRAMES: list[wire.Frame] = [
     wire.Hello(1, 0, 3, 1500, 4096, "job"),
     wire.Welcome(3, 1500, 4096, 40000, 1, 2, b"token", "exact", "zero", "1/125", "auto", 30.0),
-    wire.UdpBound(True),
+    wire.UdpBound(True, 1500),
     OPEN,
     wire.Ready(3, 7),
     wire.Probe(OPEN, 2, 2**40),

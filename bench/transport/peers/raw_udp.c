@@ -1,9 +1,9 @@
 /* The ceiling of UDP on this machine: a sender and a receiver with nothing in between.
  *
- * No header, no check, no retransmission: payload is placed in the order of arrival. The one rule is
- * a window, so that the receiver's socket buffer never overflows: the receiver reports how many bytes
- * it has taken, the sender keeps at most `window` bytes beyond that under way. A lost datagram
- * therefore stops the flow; the sender gives up after five seconds and says so.
+ * No header, no check, no retransmission: payload is placed in the order of arrival. The one rule
+ * is a window, so that the receiver's socket buffer never overflows: the receiver reports how many
+ * bytes it has taken, the sender keeps at most `window` bytes beyond that under way. A lost
+ * datagram therefore stops the flow; the sender gives up after five seconds and says so.
  *
  *   raw_udp recv ADDRESS NBYTES ROUNDS WARMUP GRO SEGMENT
  *   raw_udp send ADDRESS PORT NBYTES ROUNDS WARMUP SEGMENTS SEGMENT WINDOW
