@@ -49,8 +49,8 @@ class TransportConfig:
     """Longest a worker tries to reach the server and waits for the other ranks, in seconds."""
 
     socket_buffer_bytes: int = 4 << 20
-    """Wanted size of the UDP socket's buffers, in bytes; the kernel may grant less.  4 MiB hold what
-    10 Gb/s bring while a process waits 3 ms for its turn."""
+    """Wanted size of the UDP socket's buffers, in bytes; the kernel may grant less.  4 MiB hold
+    what 10 Gb/s bring while a process waits 3 ms for its turn."""
 
     order: str = "auto"
     """In which order chunks are sent: auto, sequential (paper), rotate, random or magnitude."""

@@ -61,7 +61,7 @@ class Terms:
 
 
 FULL_GREETING_TRIES = 4
-"""A greeting of full size that has not come after this many more repetitions does not fit the path."""
+"""A greeting of full size that has not come after this many more repetitions does not fit."""
 
 
 @dataclass(slots=True)

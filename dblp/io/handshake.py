@@ -291,7 +291,7 @@ def _check_welcome(welcome: Welcome, mtu: int) -> None:
 
 
 async def _bind_datagrams(sock: socket.socket, frames: FrameQueue, welcome: Welcome) -> UdpBound:
-    """Repeats the greeting, as long as a chunk and as short as can be, until the server confirms."""
+    """Repeats the greeting, long as a chunk and short as can be, until the server confirms."""
     padded = welcome.token.ljust(chunk_bytes_for(sock, welcome.mtu), b"\0")
     greetings = [
         fastpath.pack_datagram(wire.KIND_HELLO, 0, 0, 0, 0, 0, welcome.server_tag, payload)

@@ -325,8 +325,9 @@ class Sender:
         room = max(self.layout.count // COPIES_SHARE, COPIES_CHUNKS_MAX)
         most = min(COPIES_MAX, room // missing.size)
         copies = 1
-        while self._loss >= COPIES_LOSS_MIN and copies < most and missing.size * self._loss**copies > COPIES_LEFT:
-            copies += 1
+        if self._loss >= COPIES_LOSS_MIN:
+            while copies < most and missing.size * self._loss**copies > COPIES_LEFT:
+                copies += 1
         return np.tile(missing, copies) if copies > 1 else missing
 
     def _send_reliably(self, missing: Indices, now: float) -> None:

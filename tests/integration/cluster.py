@@ -91,7 +91,7 @@ class Cluster:
     def counters(self) -> dict[str, int]:
         """The counters of all channels of the server and the workers, added up."""
         total: dict[str, int] = {}
-        links = [link for link in self.server._owner._links.values()]
+        links = list(self.server._owner._links.values())
         links += [worker._endpoint.link for worker in self.workers]
         for link in links:
             for name, value in link.channel.counters().items():

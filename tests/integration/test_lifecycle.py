@@ -213,7 +213,7 @@ def test_nobody_listens() -> None:
         lambda: dblp.Worker("127.0.0.1:1", rank=0, config=config),
         lambda: dblp.Peer.connect("127.0.0.1:1", config=config),
     ):
-        with pytest.raises(PeerLostError, match="127.0.0.1:1"):
+        with pytest.raises(PeerLostError, match=r"127\.0\.0\.1:1"):
             connect()
 
 

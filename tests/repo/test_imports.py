@@ -41,7 +41,7 @@ MATRIX: dict[str, set[str]] = {
 }
 """Layer → layers that it may import besides itself."""
 
-COLLECTIVE_ADAPTERS = {"__init__", "server", "worker", "peer", "endpoint"}
+COLLECTIVE_ADAPTERS = {"__init__", "server", "worker", "peer", "listener", "endpoint"}
 """Modules of `collective` that own sockets or threads; all others are its sans-IO core."""
 
 SANS_IO = {"proto", "phase", "core", "sim"}

@@ -249,7 +249,7 @@ def test_r3_a_reduction_of_chunks_that_are_not_there(monkeypatch: pytest.MonkeyP
 
 
 def test_r4_a_datagram_that_is_taken(pair: Evidence) -> None:
-    """A good chunk for an open round is no intruder: the checker must see that it changes things."""
+    """A good chunk for an open round is no intruder: the checker sees that it changes things."""
     end, session = pair.ends[1], pair.session("b")
     end.host.dead = False
     receiver = session.arm(

@@ -13,7 +13,7 @@ from dblp.errors import ConfigError
 def test_defaults() -> None:
     config = TransportConfig()
     assert (config.mtu, config.timeout_s, config.connect_timeout_s) == (1500, 30.0, 30.0)
-    assert config.socket_buffer_bytes == 8 * 1024 * 1024
+    assert config.socket_buffer_bytes == 4 * 1024 * 1024
     assert (config.order, config.stop, config.loop, config.control) == (
         "auto",
         "eager",
