@@ -8,13 +8,13 @@ Every buffer is contiguous; indices are whatever `numpy.asarray` makes one dimen
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-_BufferLike: TypeAlias = Buffer | npt.NDArray[Any]
+_BufferLike = Buffer | npt.NDArray[Any]
 """numpy's own stubs make an array a buffer from Python 3.12 on only."""
 
 IS_COMPILED: bool

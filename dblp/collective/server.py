@@ -152,7 +152,8 @@ class _ServerOwner:
     def _on_events(self, rank: int, now: float) -> None:
         if self._links[rank].session.peer_left:
             self._left.add(rank)
-        self.core.on_events(rank, now=now)
+        while self.core.on_events(rank, now=now, pause=True):
+            self.driver.transmit()
 
     def on_tick(self, now: float) -> None:
         core = self.core
@@ -276,24 +277,26 @@ class ParameterServer:
         acceptor = Acceptor(host, port, self.config, impairment)
         self.address = acceptor.address
         """Where it listens, as "host:port"; hand this to the workers."""
-        try:
-            self._thread = LoopThread(self.config.loop, "dblp-server")
-        except BaseException:
-            acceptor.close()
-            raise
         self._owner = self._launch(core, acceptor, terms, fingerprint)
 
     def _launch(
         self, core: ServerCore, acceptor: Acceptor, terms: Terms, fingerprint: str
     ) -> _ServerOwner:
-        """The owner, started on the loop thread; thread and sockets end when that fails."""
+        """The owner, started on its own loop thread; thread and sockets end when that fails."""
+        try:
+            self._thread = LoopThread(self.config.loop, "dblp-server")
+        except BaseException:
+            acceptor.close()
+            raise
         try:
             owner: _ServerOwner = self._thread.call(
                 self._start(core, acceptor, terms, fingerprint), START_MARGIN_S
             )
         except BaseException:
             self._thread.close()
+            acceptor.close()
             raise
+        return owner
 
     async def _start(
         self, core: ServerCore, acceptor: Acceptor, terms: Terms, fingerprint: str

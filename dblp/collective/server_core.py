@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from typing import Literal
 
 from .. import fastpath
@@ -76,8 +77,7 @@ class ServerCore:
         rng: random.Random,
         first_round: int = 0,
     ) -> None:
-        """`first_round` is the id of the first round of every stream; both sides must agree (tests
-        start just below the wrap)."""
+        """`first_round`: id of the first round of every stream, as for `WorkerCore`."""
         self.world = world
         self.policy = policy
         self.pool = BufferPool()
@@ -94,6 +94,8 @@ class ServerCore:
         self._left: set[int] = set()
         self._streams: dict[int, StreamState] = {}
         self._touched: set[int] = set()
+        self._backlog: deque[tuple[int, SessionEvent]] = deque()
+        self._started_downlinks = False
         self._broadcast: list[tuple[int, Frame]] = []
         self._reports: list[RoundReport] = []
         self._notices: list[str] = []
@@ -121,27 +123,37 @@ class ServerCore:
                 self._broadcast.append((rank, frame))
         self._streams.clear()
         self._touched.clear()
+        self._backlog.clear()
         self.pool.clear()
 
     # --- inputs -----------------------------------------------------------------------------
 
-    def on_events(self, rank: int, *, now: float) -> None:
-        """Acts on what the session to `rank` has to tell."""
+    def on_events(self, rank: int, *, now: float, pause: bool = False) -> bool:
+        """Acts on what the session to `rank` has to tell.  With `pause` it returns True once
+        downlinks have started: send their first chunks, then call again for the bookkeeping."""
         if self.error is not None or len(self._attached) < self.world:
-            return  # events wait in the session until all ranks are there
-        touched = self._touched
+            return False  # events wait in the session until all ranks are there
+        touched, backlog = self._touched, self._backlog
         touched.add(rank)
-        while touched:
-            rank = touched.pop()
-            session = self._sessions[rank]
+        while touched or backlog:
+            if backlog:
+                owner, event = backlog.popleft()
+                self._on_event(owner, event, now)
+                if self.error is not None:
+                    return False
+                started, self._started_downlinks = self._started_downlinks, False
+                if started and pause:
+                    return True
+                continue
+            session = self._sessions[rank := touched.pop()]
             if session.error is not None:  # it said Abort, or what it must not say
                 self.peer_lost(rank, session.error, now=now)
             elif session.peer_left and rank not in self._left:
                 self._left.add(rank)
                 self._refuse_rounds_without_the_left()
-            for event in session.take_events():
-                if self.error is None:
-                    self._on_event(rank, event, now)
+            if self.error is None:
+                backlog.extend((rank, event) for event in session.take_events())
+        return False
 
     def on_timeout(self, *, now: float) -> None:
         """Ends the job when a round is over its time (`TransportConfig.timeout_s`)."""
@@ -366,6 +378,7 @@ class ServerCore:
             order = round_.send_order(self._config, self._order_seed, tolerance)
         round_.start_downlinks(self._sessions, tolerance, order, now=now)
         self._touched.update(range(self.world))
+        self._started_downlinks = True
 
     def _arm(self, round_: ServerRound, layout: RoundLayout, now: float) -> None:
         try:

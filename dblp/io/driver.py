@@ -220,8 +220,6 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for link in self._links:
-            self._unwatch(link)
         until = self.now() + BUDGET_S
         for _ in range(TURNS_PER_CALL):
             self._settle()
@@ -265,6 +263,14 @@ class Driver:
 
     def _flush(self, link: PeerLink) -> None:
         turn.flush(link.session, link.channel, link.control.send)
+
+    def transmit(self) -> None:
+        """Sends at once what the sessions and channels have, in the middle of a turn."""
+        now_ns = int(self.now() * 1e9)
+        for link in self._links:
+            self._flush(link)
+            if not link.by_hand:
+                link.channel.send_pending(now_ns)
 
     def _pump(self) -> int:
         now = self.now()

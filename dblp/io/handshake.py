@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 from .. import fastpath, wire
 from ..config import MTU_MIN, TransportConfig
@@ -66,12 +67,14 @@ class ImpairedChannel(fastpath.Channel):
 
     impairment: ImpairmentState | None = None
 
-    def open_receive(self, stream, round, buffer, bitmap, **options):  # type: ignore[no-untyped-def]
+    def open_receive(
+        self, stream: int, round: int, buffer: Any, bitmap: Any, **options: Any
+    ) -> int:
         if self.impairment is not None:
             self.impairment.open_round(round)
         return super().open_receive(stream, round, buffer, bitmap, **options)
 
-    def open_transmit(self, stream, round, buffer):  # type: ignore[no-untyped-def]
+    def open_transmit(self, stream: int, round: int, buffer: Any) -> int:
         if self.impairment is not None:
             self.impairment.open_round(round)
         return super().open_transmit(stream, round, buffer)

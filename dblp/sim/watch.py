@@ -15,7 +15,7 @@ from .network import End, Host
 __all__ = ["Observer", "Violation", "Watch", "WatchedSession"]
 
 
-class Violation(AssertionError):  # noqa: N818 (it is what the simulation is for, not a failure of it)
+class Violation(AssertionError):  # noqa: N818 (a finding, not a failure of the simulator)
     """An invariant does not hold."""
 
     def __init__(self, invariant: str, what: str) -> None:

@@ -75,9 +75,7 @@ class Cluster:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def start(
-        self, buffers: Sequence[Any], stream: int = 0
-    ) -> list[Future[dblp.AllReduceReport]]:
+    def start(self, buffers: Sequence[Any], stream: int = 0) -> list[Future[dblp.AllReduceReport]]:
         """Every rank starts an all-reduce of its buffer."""
         return [
             worker.all_reduce_async(buffer, stream=stream)

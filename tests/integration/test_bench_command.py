@@ -38,7 +38,6 @@ CONFIG = TransportConfig(timeout_s=LIMIT_S)
 SMALL = Plan(nbytes=40_000, rounds=3, tolerance=Tolerance.of(0))
 
 
-
 @contextmanager
 def serving(
     *, config: TransportConfig = CONFIG, impairment: Impairment | None = None

@@ -18,7 +18,7 @@ LINE_LENGTH_MAX = 100
 
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager"}
 
-CODE_SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".h", ".c"}
+CODE_SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".h", ".c"}
 TEXT_SUFFIXES = CODE_SUFFIXES | {".md", ".toml", ".txt", ".cfg", ".sh", ".yml", ".yaml", ".json"}
 
 # In pieces, so that this file does not match itself.
@@ -59,7 +59,7 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("path", with_suffix(".py", ".pyi"), ids=by_name)
+@pytest.mark.parametrize("path", with_suffix(*CODE_SUFFIXES), ids=by_name)
 def test_files_are_short(path: Path) -> None:
     assert len(lines_of(path)) <= FILE_LINES_MAX
 

@@ -239,6 +239,7 @@ def test_r3_replicas_that_differ(cluster: Evidence) -> None:
 
 def test_r3_a_reduction_of_chunks_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted in the code: the server takes the missing chunks of one rank for the other's."""
+
     class Backwards(fastpath.Reducer):
         def finish(self, bitmaps: Any) -> None:
             super().finish(bitmaps[::-1])
