@@ -8,6 +8,7 @@ and the simulator (`dblp.sim`) use the same models.  The paper's microburst is
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,9 @@ class Impairment:
     def __post_init__(self) -> None:
         for name in ("uniform", "reorder", "duplicate", "corrupt", "stale", "delay"):
             check_probability(name, getattr(self, name))
+        is_number = isinstance(self.delay_s, int | float)
+        if not is_number or not 0 <= self.delay_s < math.inf:
+            raise ConfigError(f"delay_s is {self.delay_s!r}: choose a number of seconds, 0 or more")
         for round_id, rate in self.bursts.items():
             check_probability(f"bursts[{round_id}]", rate)
 

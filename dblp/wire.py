@@ -157,6 +157,8 @@ class Ready(Frame, tag="ready", frozen=True, array_like=True):
 
     stream: int
     round: int
+    exact: bool = False
+    """The receiver wants every chunk, so memory order is the fastest and loses nothing."""
 
 
 class Probe(Frame, tag="probe", frozen=True, array_like=True):

@@ -14,7 +14,7 @@ from ..io.gil import hold_short_interval, release_short_interval
 from ..io.handshake import Connection
 from ..io.loop import LoopThread
 from ..proto import Session
-from ..wire import Bye, Frame
+from ..wire import Abort, Bye, Frame
 
 __all__ = ["CLOSE_TIMEOUT_S", "Endpoint", "EndpointGroup"]
 
@@ -111,14 +111,23 @@ class Endpoint:
                 future.set_result(self._convert(finished, now - called))
 
     def close(self) -> None:
-        """Ends open work with RoundAbortedError and says goodbye."""
+        """Ends open work with RoundAbortedError and says goodbye, or that work was left undone:
+        others may wait for it."""
+        undone = self.core.stall()
         self.core.fail(RoundAbortedError("this endpoint was closed while work was open"))
         self.tick(self._group.driver.now())
         if not self.link.failed:
-            self.link.control.send(Bye())
+            self.link.control.send(_undone(undone) if undone else Bye())
         self._group.driver.remove(self.link)
         if self in self._group.endpoints:
             self._group.endpoints.remove(self)
+
+
+def _undone(work: str) -> Abort:
+    return Abort(
+        kind="RoundAbortedError",
+        reason=f"closed while work was open ({work}): wait for the calls to return before closing",
+    )
 
 
 class EndpointGroup:

@@ -189,6 +189,7 @@ class _ServerOwner:
             self._server.close()
         for task in list(self._tasks):
             task.cancel()
+        self.driver.settle()  # what has arrived counts: a round may be over by now
         if self.core.error is None and len(self._left) < self.core.world:
             if self.core.stall():
                 self.core.fail(RoundAbortedError("the server was closed while a round was open"))

@@ -135,15 +135,13 @@ class ServerCore:
             return False  # events wait in the session until all ranks are there
         touched, backlog = self._touched, self._backlog
         touched.add(rank)
-        while touched or backlog:
+        while self.error is None and (touched or backlog):
             if backlog:
                 owner, event = backlog.popleft()
                 self._on_event(owner, event, now)
-                if self.error is not None:
-                    return False
                 started, self._started_downlinks = self._started_downlinks, False
                 if started and pause:
-                    return True
+                    return self.error is None
                 continue
             session = self._sessions[rank := touched.pop()]
             if session.error is not None:  # it said Abort, or what it must not say

@@ -159,10 +159,12 @@ cdef class _ChannelFlow:
             s.credit_due = False
             s.drained_since_credit = 0
             credit_datagram(s, False, header, now_ns)
+            s.counters[C_CREDITS_SENT] += 1
             out.append(PyBytes_FromStringAndSize(<char *> header, HEADER))
         if wants_request(s, now_ns):
             s.last_progress_ns = now_ns
             credit_datagram(s, True, header, now_ns)
+            s.counters[C_REQUESTS_SENT] += 1
             out.append(PyBytes_FromStringAndSize(<char *> header, HEADER))
         allowed = allowance(s, now_ns)
         note_window_limit(s, allowed)

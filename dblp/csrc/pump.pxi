@@ -4,6 +4,7 @@
 cdef enum:
     MAX_CHANNELS = 256
     MAX_WAKE = 64
+    SPIN_NS = 20_000           # how long an empty socket is read again before the pump sleeps
     CREDIT_BATCH = 32          # datagrams that are worth a credit at once
     CREDIT_DELAY_NS = 30_000   # longest that a smaller number waits for its credit
     CLOCK_TURNS = 8            # turns between two looks at the wake descriptors while busy
@@ -95,6 +96,9 @@ cdef int pump_until(
             continue
         if any_event(channels, count):
             return 1
+        now = dblp_now_ns()
+        if now - quiet_since < SPIN_NS:
+            continue
         # Sockets are empty.  A few datagrams wait a moment for company before their credit goes.
         if few_owed(channels, count):
             if wait_for_any(channels, count, fds, wakes, CREDIT_DELAY_NS) & 7:

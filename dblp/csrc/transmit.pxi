@@ -243,14 +243,16 @@ cdef void credit_datagram(
         header, KIND_CREDIT, flags, 0, <uint32_t> held, s.sent_sequence, <uint32_t> seen, limit,
         s.send_tag, header,
     )
-    s.counters[C_REQUESTS_SENT if request else C_CREDITS_SENT] += 1
 
 
-cdef void send_copies(ChannelState *s, const uint8_t *header, int copies) noexcept nogil:
+cdef void send_copies(
+    ChannelState *s, const uint8_t *header, int copies, int counter,
+) noexcept nogil:
     """A lost credit stalls the sender for a request interval; where many datagrams are lost, copies
     are cheaper."""
     while copies > 0:
         send(s.fd, header, HEADER, MSG_DONTWAIT)
+        s.counters[counter] += 1
         copies -= 1
 
 
@@ -270,7 +272,7 @@ cdef void credit_turn(ChannelState *s, bint empty) noexcept nogil:
     s.drained_since_credit = 0
     s.credited_sequence = s.received_sequence
     credit_datagram(s, False, header, dblp_now_ns())
-    send_copies(s, header, CREDIT_COPIES if thinned else 1)
+    send_copies(s, header, CREDIT_COPIES if thinned else 1, C_CREDITS_SENT)
 
 
 cdef bint wants_request(ChannelState *s, int64_t now) noexcept nogil:
@@ -288,7 +290,7 @@ cdef void request_turn(ChannelState *s, int64_t now) noexcept nogil:
         return
     s.last_progress_ns = now
     credit_datagram(s, True, header, now)
-    send_copies(s, header, 1 << min(s.requests_unanswered, 3))
+    send_copies(s, header, 1 << min(s.requests_unanswered, 3), C_REQUESTS_SENT)
     s.requests_unanswered += 1
 
 

@@ -189,6 +189,14 @@ class Acceptor:
             timeout_s=terms.timeout_s,
         )
         greetings = self._waiting[token] = _Greetings(asyncio.get_running_loop().create_future())
+        note_loss = control.on_lost
+
+        def lost(error: DBLPError) -> None:
+            note_loss(error)
+            if not greetings.first.done():  # nobody is there to greet
+                greetings.first.set_exception(error)
+
+        control.on_lost = lost
         control.send(frame)
         try:
             sock, datagrams = await self._bind_peer(control, greetings, chunk_bytes)

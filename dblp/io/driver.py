@@ -92,6 +92,11 @@ def make_link(
     session = Session(connection.channel, config, rng=rng, peer=name)
     if not connection.datagrams:
         session.block_datagrams()
+        log.warning(
+            "no datagram of the handshake with %s got through: everything goes over TCP (slower); "
+            "check that UDP is not blocked between the hosts",
+            name,
+        )
     return PeerLink(
         name,
         session,
@@ -222,24 +227,24 @@ class Driver:
             self._timer = None
         until = self.now() + BUDGET_S
         for _ in range(TURNS_PER_CALL):
-            self._settle()
+            self.settle()
             if self._scheduled:
                 return
             if all(link.failed for link in self._links):
                 return self._sleep()
             flags = self._pump()
             if flags & fastpath.QUIET:
-                self._settle()
+                self.settle()
                 return self._sleep()
             if flags & fastpath.WAKE or self.now() >= until:
                 break
-        self._settle()
+        self.settle()
         if any(link.session.busy for link in self._links):
             self.kick()
         else:  # what woke us may be the first step of a longer task: do not stand in its way
             self._sleep()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Inputs, timers, events and control frames of all links."""
         now = self.now()
         for link in list(self._links):
@@ -274,8 +279,9 @@ class Driver:
 
     def _pump(self) -> int:
         now = self.now()
-        by_hand = [link for link in self._links if link.by_hand]
-        channels = [link.channel for link in self._links if not link.by_hand]
+        alive = [link for link in self._links if not link.failed]  # a failed one has no turns
+        by_hand = [link for link in alive if link.by_hand]
+        channels = [link.channel for link in alive if not link.by_hand]
         wake = [self._wake_fd, *self.extra_fds]
         wake += [link.control.fd for link in self._links if link.control.fd >= 0]
         linger = self._linger(now)
@@ -283,7 +289,7 @@ class Driver:
             if self._impaired_turn(by_hand):
                 linger = 0.0
             wake += [link.sock.fileno() for link in by_hand]
-        budget = min((link.session.update_interval_s for link in self._links), default=BUDGET_S)
+        budget = min((link.session.update_interval_s for link in alive), default=BUDGET_S)
         flags = fastpath.pump(
             channels,
             wake,
@@ -303,6 +309,8 @@ class Driver:
         if owner_due is not None:
             linger = min(linger, owner_due - now)
         for link in self._links:
+            if link.failed:
+                continue
             if link.control.unsent_bytes:
                 linger = min(linger, UNSENT_LINGER_S)
             due = link.session.next_timeout()

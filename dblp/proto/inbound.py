@@ -172,7 +172,7 @@ class Inbound:
         if sender is None:
             self.late_frames += 1
         else:
-            sender.begin(now=now)
+            sender.begin(now=now, exact=ready.exact)
 
     def _on_bitmap(self, bitmap: Bitmap, now: float) -> None:
         if not 0 <= bitmap.sequence_seen <= bitmap.limit < SEQUENCE_MODULUS:

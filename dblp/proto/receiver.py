@@ -180,7 +180,8 @@ class Receiver:
             self._set_deadline()
         if wants_ready:  # also if that was all: should STOP be lost, only Ready brings a probe
             owner = None if self.is_over else self
-            self._link.outbox.put(Ready(self.stream, self.round_id), Path.RELIABLE, owner)
+            exact = self.tolerance is not None and self.tolerance.is_exact
+            self._link.outbox.put(Ready(self.stream, self.round_id, exact), Path.RELIABLE, owner)
 
     def on_probe(self, probe: Probe, *, now: float) -> None:
         """Signal P (Algorithm 2, lines 10-17): STOP, or the bitmap after a quiet period."""
@@ -226,11 +227,8 @@ class Receiver:
     # --- commands ---------------------------------------------------------------------------
 
     def complete(self) -> None:
-        """After STOP: zeroes the missing chunks (Algorithm 2, line 26) and makes the report.
-
-        Apart from the decision so that the STOP leaves first.  A reducer needs no zeros: it does
-        not read what is missing.
-        """
+        """After STOP, which leaves first: zeroes the missing chunks (Algorithm 2, line 26) and makes
+        the report.  A reducer needs no zeros: it does not read what is missing."""
         if self._machine.state is not ReceiverState.STOPPED or self.report is not None:
             return
         plan, count = self.plan, self.layout.count

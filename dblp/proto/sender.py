@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,8 +56,9 @@ class SendPlan:
     layout: ChunkLayout
     source: memoryview
     """The bytes; they do not change between start and terminal state (S2)."""
-    order: Indices | None
-    """Send order of the first pass and of the missing chunks later; None with a reducer."""
+    order: Callable[[bool], Indices] | None
+    """Gives the send order of the first pass and of the missing chunks later, by whether the
+    receiver wants every chunk; None with a reducer."""
     reducer: Reducer | None
     """Follow this reducer: chunks leave as they become ready."""
     tolerance: Tolerance | None
@@ -81,7 +83,8 @@ class Sender:
 
     __slots__ = (
         "_accepted", "_answered", "_began", "_first_pass", "_idle_passes", "_link", "_loss",
-        "_machine", "_resends", "_sent_before", "epoch", "error", "fallback", "final_missing",
+        "_machine", "_order", "_resends", "_sent_before", "epoch", "error", "fallback",
+        "final_missing",
         "passes", "plan", "reliable", "report", "slot", "timer",
     )  # fmt: skip
 
@@ -113,6 +116,7 @@ class Sender:
         self._sent_before = 0  # datagrams up to the last judged pass
         self._loss = 0.0  # share of the last pass that did not arrive
         self._resends = 0
+        self._order: Indices | None = None
         self.slot = link.channel.open_transmit(plan.open.stream, plan.open.round, plan.source)
         wants_ready = plan.open.wants_ready
         path = Path.RELIABLE if wants_ready else link.signal_path(plan.layout.count)
@@ -155,8 +159,9 @@ class Sender:
 
     # --- commands ---------------------------------------------------------------------------
 
-    def begin(self, *, now: float) -> None:
-        """Starts the first pass; Ready arrived or none is needed."""
+    def begin(self, *, now: float, exact: bool = False) -> None:
+        """Starts the first pass; Ready arrived (and says whether every chunk is wanted) or none is
+        needed."""
         if not self._machine.step(SenderInput.BEGIN):
             return
         self._began = now
@@ -166,7 +171,8 @@ class Sender:
         elif self.plan.reducer is not None:
             self._link.channel.follow(self.slot, self.plan.reducer)
         elif self.plan.order is not None:
-            self._link.channel.queue(self.slot, self.plan.order)
+            self._order = self.plan.order(exact)
+            self._link.channel.queue(self.slot, self._order)
         self.on_progress(now=now)
 
     def imply_stop(self, *, now: float) -> None:
@@ -312,7 +318,7 @@ class Sender:
 
     def _in_send_order(self, missing: Indices) -> Indices:
         """Later passes keep the order of the first: an early stop must not prefer low indices."""
-        order = self.plan.order
+        order = self._order
         if order is None or missing.size < 2:
             return missing
         wanted = np.zeros(self.layout.count, np.bool_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from ..config import TransportConfig
 from ..congestion import RELAXED_INTERVAL_S
@@ -171,8 +172,12 @@ class Session:
         view = byte_view(buffer)
         layout = ChunkLayout(view.nbytes, self.channel.chunk_bytes)
         known = tolerance if tolerance is not None else expected_tolerance
-        if order is None and reducer is None:
-            order = self._order(layout, view, dtype, key, known)
+        chosen = None
+        if order is not None:
+            fixed = order
+            chosen = lambda exact: fixed  # noqa: E731
+        elif reducer is None:
+            chosen = partial(self._order, layout, view, dtype, key, known)
         if regime is None and tolerance is not None:
             regime = "critical" if critical else "normal"
         announcement = Open(
@@ -180,7 +185,7 @@ class Session:
             squared_norm, _wire(tolerance), critical, _wire(next_tolerance),
         )  # fmt: skip
         label = RoundLabel(direction, rank, regime)
-        plan = SendPlan(announcement, layout, view, order, reducer, known, label)
+        plan = SendPlan(announcement, layout, view, chosen, reducer, known, label)
         try:
             sender = self._rounds.senders[key] = Sender(self._link, plan, now=now)
         except ValueError as error:  # no slot is free, or the order is none
@@ -368,9 +373,11 @@ class Session:
         dtype: str,
         key: RoundKey,
         known: Tolerance | None,
+        exact: bool,
     ) -> Indices:
-        if known is not None:
-            kind = self._config.order_for(exact=known.is_exact, dtype=dtype)
+        if exact or known is not None:
+            exact = exact or (known is not None and known.is_exact)
+            kind = self._config.order_for(exact=exact, dtype=dtype)
         else:  # nothing says that all will be wanted: spread what an early stop drops
             kind = "rotate" if self._config.order == "auto" else self._config.order
         stream, round_id = key

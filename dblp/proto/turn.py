@@ -24,7 +24,7 @@ def feed(
     now: float,
     give: Callable[[AnyFrame], None],
     put_reliable: Callable[[Frame], None],
-    on_events: Callable[[float], None],
+    on_events: Callable[[float], object],
 ) -> None:
     """Tells `session` what its channel has for it, and acts on the timers that are due.
 

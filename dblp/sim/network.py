@@ -78,7 +78,7 @@ class End:
         self.nic_free_at = 0.0
         self.failed = False
         """`on_failed` was called; the session is not fed any more."""
-        self.on_events: Callable[[float], None] = lambda now: None
+        self.on_events: Callable[[float], object] = lambda now: None
         """The owner of the session takes its events."""
         self.on_failed: Callable[[DBLPError], None] = lambda error: None
         """The session has ended with an error, or the connection is lost."""

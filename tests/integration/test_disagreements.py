@@ -102,8 +102,8 @@ def test_ranks_that_offer_different_buffers(
         buffers = [np.ones(5000, np.float32), different.copy(), np.ones(5000, np.float32)]
         for error in errors(cluster.start(buffers)):
             assert isinstance(error, RemoteProtocolError)
-            assert "rank 0" in str(error)
             assert "rank 1" in str(error)
+            assert "rank 0" in str(error) or "rank 2" in str(error)  # whoever came first
             assert "same shape and dtype" in str(error)
         with pytest.raises(RemoteProtocolError, match="rank 1"):
             cluster.server.wait(10)
@@ -115,9 +115,9 @@ def test_complex_and_float_of_the_same_bytes_are_the_same_to_the_wire(
     config: TransportConfig,
 ) -> None:
     with Cluster(2, config) as cluster:
-        arrays = [np.ones(10, np.complex64), np.full(20, 3, np.float32)]
+        arrays = [np.full(10, 1 + 3j, np.complex64), np.full(20, 3, np.float32)]
         cluster.all_reduce(arrays)
-        assert (arrays[0] == 2 + 2j).all()
+        assert (arrays[0] == 2 + 3j).all()
 
 
 def join(address: str, **options: Any) -> dblp.Worker:
@@ -126,26 +126,24 @@ def join(address: str, **options: Any) -> dblp.Worker:
 
 def test_workers_that_cannot_be_part_of_the_job(config: TransportConfig) -> None:
     """Refused with a reason; those who are in do not notice."""
-    with dblp.ParameterServer.serve_in_thread(
-        workers=2, config=config, fingerprint="model 7"
-    ) as server:
-        with join(server.address, rank=0, fingerprint="model 7") as first:
-            for options, words in (
-                ({"rank": 0}, "rank 0 is taken"),
-                ({"rank": 2}, "rank 2 is out of range"),
-                ({"rank": 1, "world": 3}, "3 workers, the server 2"),
-                ({"rank": 1, "fingerprint": "model 8"}, "model 8"),
-            ):
-                with pytest.raises(RemoteProtocolError, match=words):
-                    join(server.address, **options)
-            with join(server.address, rank=1, world=2) as second:
-                arrays = gradients(2, 1000)
-                wanted = rank_order_mean(arrays)
-                futures = [first.all_reduce_async(arrays[0]), second.all_reduce_async(arrays[1])]
-                for future in futures:
-                    future.result(20)
-                assert (arrays[0] == wanted).all()
-                assert first.world == second.world == 2
+    serving = dblp.ParameterServer.serve_in_thread(workers=2, config=config, fingerprint="model 7")
+    with serving as server, join(server.address, rank=0, fingerprint="model 7") as first:
+        for options, words in (
+            ({"rank": 0}, "rank 0 is taken"),
+            ({"rank": 2}, "rank 2 is out of range"),
+            ({"rank": 1, "world": 3}, "3 workers, the server 2"),
+            ({"rank": 1, "fingerprint": "model 8"}, "model 8"),
+        ):
+            with pytest.raises(RemoteProtocolError, match=words):
+                join(server.address, **options)
+        with join(server.address, rank=1, world=2) as second:
+            arrays = gradients(2, 1000)
+            wanted = rank_order_mean(arrays)
+            futures = [first.all_reduce_async(arrays[0]), second.all_reduce_async(arrays[1])]
+            for future in futures:
+                future.result(20)
+            assert (arrays[0] == wanted).all()
+            assert first.world == second.world == 2
 
 
 def test_a_job_that_has_ended_takes_no_more_workers(config: TransportConfig) -> None:
@@ -156,12 +154,12 @@ def test_a_job_that_has_ended_takes_no_more_workers(config: TransportConfig) -> 
 
 
 def test_a_worker_at_a_listener_and_a_peer_at_a_server(config: TransportConfig) -> None:
-    with dblp.Listener(config=config) as listener:
-        with pytest.raises(RemoteProtocolError, match="Listener"):
-            join(listener.address, rank=0)
-    with dblp.ParameterServer.serve_in_thread(workers=1, config=config) as server:
-        with pytest.raises(RemoteProtocolError, match="Worker"):
-            dblp.Peer.connect(server.address, config=config)
+    refused = pytest.raises(RemoteProtocolError, match="Listener")
+    with dblp.Listener(config=config) as listener, refused:
+        join(listener.address, rank=0)
+    refused = pytest.raises(RemoteProtocolError, match="Worker")
+    with dblp.ParameterServer.serve_in_thread(workers=1, config=config) as server, refused:
+        dblp.Peer.connect(server.address, config=config)
 
 
 @pytest.mark.parametrize("rank", [-1, 1.0, "0", None, True])

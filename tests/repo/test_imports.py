@@ -35,6 +35,7 @@ MATRIX: dict[str, set[str]] = {
     "io": BASE | {"proto", "metrics"},
     "collective": BASE | {"proto", "phase", "core", "io", "metrics"},
     "public": BASE | {"phase", "proto", "core", "io", "collective", "metrics"},
+    "aio": BASE | {"collective"},
     "torch": BASE | {"phase", "core", "io", "collective", "metrics", "public"},
     "demo": BASE | {"phase", "core", "io", "collective", "metrics", "public", "torch"},
     "cli": BASE | {"phase", "io", "collective", "metrics", "public", "sim", "demo", "torch"},
@@ -44,7 +45,7 @@ MATRIX: dict[str, set[str]] = {
 COLLECTIVE_ADAPTERS = {"__init__", "server", "worker", "peer", "listener", "endpoint"}
 """Modules of `collective` that own sockets or threads; all others are its sans-IO core."""
 
-SANS_IO = {"proto", "phase", "core", "sim"}
+SANS_IO = {"proto", "phase", "core", "sim", "faults"}
 
 SANS_IO_BANNED = {
     *("asyncio", "uvloop", "socket", "select", "selectors", "threading", "time", "torch"),
