@@ -129,6 +129,7 @@ cdef struct ReceiveRing:
     uint8_t *linear             # one maximal datagram, gathered
     uint32_t *aimed             # chunk each payload slot was aimed at
     int messages_count
+    int came                    # messages of the last call
     int guess                   # segments that the next message will probably hold
     int segments                # header/payload pairs per message
     int aimed_slot
@@ -194,6 +195,8 @@ cdef struct ChannelState:
     int64_t rtt_min_ns
     int64_t rtt_last_ns
     int64_t rtt_count
+    int64_t path_sum_ns
+    int64_t path_count
     uint32_t loss_ppm
     uint32_t loss_first
     uint32_t loss_last

@@ -63,6 +63,10 @@ class SendingChannel(ChannelState):
             return False
         return self._socket_full or self._allowance(self._progress_ns) == 0
 
+    def take_path_ns(self) -> tuple[int, int]:
+        """(mean, number of) path delay samples since the last call; zeros when none."""
+        return self._round_trips.take_path()
+
     def take_window_limited(self) -> bool:
         """Whether the congestion window alone has held chunks back since the last call (in a
         transmit turn: more chunks were sendable than cwnd - unacknowledged, which was at most what

@@ -248,6 +248,7 @@ class RoundTrips:
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque(maxlen=_MAX_RTT_MARKS)
         self._smallest = self._last = self._number = 0
+        self._path_sum = self._path_number = 0
         self._newest = 0
 
     def mark(self, sequence: int, now_ns: int) -> None:
@@ -274,6 +275,14 @@ class RoundTrips:
         path = max(self._last - host_delay_ns, 0)
         self._smallest = min(self._smallest, path) if self._number else path
         self._number += 1
+        self._path_sum += path
+        self._path_number += 1
+
+    def take_path(self) -> tuple[int, int]:
+        number = self._path_number
+        taken = (self._path_sum // number if number else 0, number)
+        self._path_sum = self._path_number = 0
+        return taken
 
     def take(self) -> tuple[int, int, int]:
         taken = self._smallest, self._last, self._number

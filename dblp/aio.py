@@ -5,12 +5,12 @@ async with dblp.aio.Worker("10.0.0.1:5000", rank=0) as worker:
     report = await worker.all_reduce(grad)
 ```
 
-The transport keeps its own thread and loop; here its futures are only awaited, so nothing blocks the
-caller's loop, and any loop will do.  Arguments, results and errors are those of `dblp.Worker`,
+The transport keeps its own thread and loop; here its futures are only awaited, so nothing blocks
+the caller's loop, and any loop will do.  Arguments, results and errors are those of `dblp.Worker`,
 `dblp.Peer` and `dblp.Listener`.
 
-Cancelling an `await` does not take a round back: its buffer belongs to the transport until the round
-has ended, or the endpoint is closed.
+Cancelling an `await` does not take a round back: its buffer belongs to the transport until the
+round has ended, or the endpoint is closed.
 """
 
 from __future__ import annotations

@@ -146,11 +146,12 @@ class ServerCore:
             session = self._sessions[rank := touched.pop()]
             if session.error is not None:  # it said Abort, or what it must not say
                 self.peer_lost(rank, session.error, now=now)
-            elif session.peer_left and rank not in self._left:
+            elif events := session.take_events():
+                backlog.extend((rank, event) for event in events)
+                touched.add(rank)
+            elif session.peer_left and rank not in self._left:  # its events came before its Bye
                 self._left.add(rank)
                 self._refuse_rounds_without_the_left()
-            if self.error is None:
-                backlog.extend((rank, event) for event in session.take_events())
         return False
 
     def on_timeout(self, *, now: float) -> None:

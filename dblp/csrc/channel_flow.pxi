@@ -99,6 +99,12 @@ cdef class _ChannelFlow:
         s.rtt_count = 0
         return result
 
+    def take_path_ns(self):
+        cdef ChannelState *s = &self.state
+        taken = (s.path_sum_ns // s.path_count if s.path_count else 0, s.path_count)
+        s.path_sum_ns = s.path_count = 0
+        return taken
+
     def take_window_limited(self):
         limited = bool(self.state.window_limited)
         self.state.window_limited = False

@@ -142,6 +142,8 @@ cdef void grant_credit(
         if s.rtt_count == 0 or sample < s.rtt_min_ns:
             s.rtt_min_ns = sample
         s.rtt_count += 1
+        s.path_sum_ns += sample
+        s.path_count += 1
 
 
 cdef int inspect(

@@ -182,6 +182,8 @@ class Sender:
         is not known here either).
         """
         if self._machine.step(SenderInput.STOP):
+            if self.layout.count and not self.fallback:
+                self._link.datagrams.worked()
             tolerance = self.plan.tolerance or EXACT
             count = self.layout.count
             missing = min(tolerance.missing_max(count), count - self._accepted)

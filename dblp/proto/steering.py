@@ -30,7 +30,8 @@ class Steering:
     def on_progress(self, *, now: float) -> None:
         """Reads the channel's samples."""
         channel = self._channel
-        path_ns, last_ns, samples = channel.take_rtt_ns()
+        smallest_ns, last_ns, samples = channel.take_rtt_ns()
+        path_ns, _ = channel.take_path_ns()
         if samples:
             self._rtt.update(last_ns)
         limited = channel.take_window_limited()
@@ -40,6 +41,8 @@ class Steering:
             Feedback(
                 now=now,
                 path_delay_s=path_ns * 1e-9,
+                smallest_delay_s=smallest_ns * 1e-9,
+                round_trip_s=last_ns * 1e-9,
                 samples=samples,
                 sent=channel.sent_sequence,
                 acknowledged=channel.acknowledged,

@@ -1,6 +1,6 @@
 """Roles in processes of their own, for tests that kill them.
 
-`python tests/integration/processes.py ROLE ADDRESS [RANK]` prints what happens to it, one line each;
+`python tests/integration/processes.py ROLE ADDRESS [RANK]` prints what happens to it, line by line;
 the role `server` takes the number of workers as ADDRESS and prints its address first.
 """
 

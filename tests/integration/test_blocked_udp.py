@@ -1,4 +1,4 @@
-"""Firewalls: datagrams get through in no direction, or in one.  Rounds complete, with one warning."""
+"""Firewalls: datagrams get through in one direction or in none.  Rounds end, with one warning."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_server_that_never_sees_a_greeting(
 
 def test_datagrams_that_come_back_are_used_again() -> None:
     """A wall that falls after some rounds: the transport tries again by itself."""
-    wall = Impairment(bursts={round_id: 1.0 for round_id in range(3)})
+    wall = Impairment(bursts=dict.fromkeys(range(3), 1.0))
     with Cluster(1, TransportConfig(), impairment=wall) as cluster:
         fallback = [cluster.all_reduce(gradients(1, 5000))[0].uplink.fallback for _ in range(80)]
     assert fallback[0]

@@ -202,9 +202,11 @@ def test_close_after_send_loses_nothing(config: TransportConfig) -> None:
 
 
 def test_nobody_comes() -> None:
-    with dblp.Listener() as listener:
-        with pytest.raises(RoundTimeoutError, match=listener.address):
-            listener.accept(timeout_s=0.05)
+    with (
+        dblp.Listener() as listener,
+        pytest.raises(RoundTimeoutError, match=listener.address),
+    ):
+        listener.accept(timeout_s=0.05)
 
 
 def test_a_listener_closed_before_its_peers(config: TransportConfig) -> None:

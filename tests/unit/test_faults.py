@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import ModuleType
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_gilbert_elliott_loses_in_runs(fastpath: ModuleType) -> None:
     lost = [datagram not in got for datagram in sent]
     share = sum(lost) / len(lost)
     assert 0.04 < share < 0.16  # 0.02 / 0.22 = 9 % of the time is bad
-    pairs = sum(a and b for a, b in zip(lost, lost[1:], strict=False))
+    pairs = sum(a and b for a, b in itertools.pairwise(lost))
     assert pairs / sum(lost) > 0.6  # independent loss would give `share`
 
 
@@ -185,9 +186,7 @@ def test_uniform_loss(fastpath: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.1])
-def test_a_burst_takes_the_place_of_the_uniform_loss(
-    fastpath: ModuleType, uniform: float
-) -> None:
+def test_a_burst_takes_the_place_of_the_uniform_loss(fastpath: ModuleType, uniform: float) -> None:
     state = state_of(fastpath, uniform=uniform, bursts={3: 0.7})
     for round_id in range(6):
         state.open_round(round_id)
@@ -206,9 +205,7 @@ def test_bursts_one_after_the_other(fastpath: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.5", None])
-@pytest.mark.parametrize(
-    "name", ["uniform", "reorder", "duplicate", "corrupt", "stale", "delay"]
-)
+@pytest.mark.parametrize("name", ["uniform", "reorder", "duplicate", "corrupt", "stale", "delay"])
 def test_rates_are_probabilities(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         Impairment(**{name: value})

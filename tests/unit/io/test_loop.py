@@ -167,9 +167,7 @@ def test_finish_on_the_thread_itself_does_not_wait(thread: LoopThread) -> None:
 
 
 def test_many_finish_at_once(thread: LoopThread) -> None:
-    enders = [
-        threading.Thread(target=lambda: thread.finish(nothing(), LIMIT_S)) for _ in range(8)
-    ]
+    enders = [threading.Thread(target=lambda: thread.finish(nothing(), LIMIT_S)) for _ in range(8)]
     for ender in enders:
         ender.start()
     for ender in enders:
