@@ -29,8 +29,6 @@ class Feedback:
     """Mean round trip of the samples, without the peer's own delay, in seconds."""
     smallest_delay_s: float
     """Smallest of these."""
-    round_trip_s: float
-    """Last round trip, with the time that the peer held the datagram, in seconds."""
     samples: int
     sent: int
     """Newest sequence sent."""
@@ -133,63 +131,40 @@ class AdaptiveWindow:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}: choose 1 or more")
 
     def new_control(self, datagram_bytes: int) -> CongestionControl:
-        return AdaptiveWindowControl(self, datagram_bytes)
+        return AdaptiveWindowControl(self)
 
 
 BASE_DELAY_MEMORY_S = 10.0
 """How long the smallest delay seen counts as the path's own; then the route may have changed."""
 
 
-PACING_GAIN = 1.25
-"""Pacing must not be what limits in the long run: the window is."""
-
-PATH_FLOOR_S = 0.0001
-"""Below this a measured path delay says more about the hosts than about the path."""
-
-RISE_WEIGHT = 0.02
-"""Of a round trip longer than the smoothed one."""
-
-SCALE_MAX = 16.0
-"""Most by which the window makes up for the hosts' delay."""
-
-PACED_BELOW_BYTES_PER_S = 1e9
-"""Pacing faster than this would cost more than the bursts it takes apart."""
-
-
 class AdaptiveWindowControl:
-    """Decides how many datagrams may be *on the path*, once per round trip: below half the target
-    delay the number doubles if it was the limit, below the target it grows by a step, above it
-    shrinks in proportion to the excess (at most by half) and still gains the step.
+    """Once per round trip: below half the target delay the window doubles if it was the limit, below
+    the target it grows by a step, above it shrinks in proportion to the excess (at most by half) and
+    still gains the step.
 
-    In equilibrium every sender's proportional loss equals the common step, so the shares are equal
+    In equilibrium every sender's proportional loss equals the common step, so the windows are equal
     whatever they were (FAST TCP's argument), and the queue stays a little above the target.
-
-    Datagrams also wait in the hosts: a busy receiver takes milliseconds to read its socket.  The
-    window is larger by the ratio of the two delays, and pacing spreads what is sent over the path
-    delay: else a receiver that wakes up late is answered with a burst no shallow buffer holds.
     """
 
-    def __init__(self, plan: AdaptiveWindow, datagram_bytes: int) -> None:
+    def __init__(self, plan: AdaptiveWindow) -> None:
         self._plan = plan
-        self._datagram_bytes = datagram_bytes
-        self._on_path = float(plan.initial_datagrams)
-        self._scale = 1.0
+        self._window = float(plan.initial_datagrams)
         self.pacing_bytes_per_s = 0.0
         self._base_s = 0.0
         self._candidate_s = 0.0
         self._base_until = 0.0
         self._round_end = 0
-        self._path_s = 0.0  # smoothed
-        self._round_trip_s = 0.0  # smoothed
         self._delay_sum_s = 0.0  # of this round trip
         self._delay_samples = 0
+        self._last_delay_s = 0.0
         self._limited = False
         self._hurry = True
 
     @property
     def window(self) -> int:
         """Datagrams that may be unacknowledged."""
-        return int(min(self._on_path * self._scale, WINDOW_MAX))
+        return int(self._window)
 
     @property
     def base_delay_s(self) -> float:
@@ -204,7 +179,7 @@ class AdaptiveWindowControl:
     @property
     def update_interval_s(self) -> float:
         """A round trip while the window is what limits or is too large, else no hurry."""
-        return max(HURRIED_INTERVAL_S, self._path_s) if self._hurry else RELAXED_INTERVAL_S
+        return max(HURRIED_INTERVAL_S, self._last_delay_s) if self._hurry else RELAXED_INTERVAL_S
 
     def on_feedback(self, feedback: Feedback) -> None:
         """Collects the delays of this round trip; at its end adapts the window."""
@@ -213,30 +188,15 @@ class AdaptiveWindowControl:
             self._remember_base(feedback.smallest_delay_s, feedback.now)
             self._delay_sum_s += feedback.path_delay_s * feedback.samples
             self._delay_samples += feedback.samples
-            self._smooth(feedback)
         if feedback.acknowledged < self._round_end or not self._delay_samples:
             return
-        delay = self._delay_sum_s / self._delay_samples
+        delay = self._last_delay_s = self._delay_sum_s / self._delay_samples
         self._hurry = self._limited or delay > self.target_delay_s
         self._adapt(delay)
         self._round_end = feedback.sent
         self._delay_sum_s = 0.0
         self._delay_samples = 0
         self._limited = False
-
-    def _smooth(self, feedback: Feedback) -> None:
-        """Path and whole round trip, whose ratio scales the window; and the pacing."""
-        path = max(feedback.path_delay_s, PATH_FLOOR_S)
-        whole = max(feedback.round_trip_s, path)
-        weight = 0.25 if self._path_s else 1.0
-        self._path_s += weight * (path - self._path_s)
-        # Slow to rise: a backlog in the receiver's socket, which a larger window only feeds, must
-        # not make the window larger.
-        rising = whole > self._round_trip_s and self._round_trip_s > 0
-        self._round_trip_s += (RISE_WEIGHT if rising else 0.5) * (whole - self._round_trip_s)
-        self._scale = min(SCALE_MAX, max(1.0, self._round_trip_s / self._path_s))
-        rate = PACING_GAIN * self._on_path * self._datagram_bytes / self._path_s
-        self.pacing_bytes_per_s = rate if rate < PACED_BELOW_BYTES_PER_S else 0.0
 
     def _remember_base(self, delay: float, now: float) -> None:
         """Minimum over the last one to two memory spans."""
@@ -253,11 +213,11 @@ class AdaptiveWindowControl:
         target = self.target_delay_s
         step = self._plan.step_datagrams
         if delay > target:
-            window = self._on_path * max(0.5, target / delay) + step
+            window = self._window * max(0.5, target / delay) + step
         elif not self._limited:
             return
         elif delay <= (self._base_s + target) / 2:
-            window = 2 * self._on_path
+            window = 2 * self._window
         else:
-            window = self._on_path + step
-        self._on_path = min(max(window, self._plan.minimum_datagrams), WINDOW_MAX)
+            window = self._window + step
+        self._window = min(max(window, self._plan.minimum_datagrams), WINDOW_MAX)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -52,9 +53,18 @@ class ControlConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and self.lost is None:
+            self._read_the_rest()
         self.fail(PeerLostError(f"the connection was closed{f' ({exc})' if exc else ''}"))
 
     # --- ours
+
+    def _read_the_rest(self) -> None:
+        """A write that failed must not hide what had come before, such as a goodbye."""
+        with contextlib.suppress(OSError):  # BlockingIOError: nothing is left
+            fd = self.sock.fileno()
+            while self.lost is None and (data := os.read(fd, 1 << 16)):
+                self.data_received(data)
 
     def _keep(self, frame: AnyFrame) -> None:
         self._early.append(frame)

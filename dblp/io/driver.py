@@ -165,12 +165,16 @@ class Driver:
         link.session.on_frame(frame, now=now)
 
     def _lost(self, link: PeerLink, error: DBLPError) -> None:
-        if link.left:
-            link.failed = True
+        if link.left:  # what came before the goodbye counts: one more turn
+            self.kick()
+            self._loop.call_soon(self._retire, link)
             return
         if isinstance(error, PeerLostError):
             error = PeerLostError(f"{link.name} is lost: {error}")
         self._fail(link, error)
+
+    def _retire(self, link: PeerLink) -> None:
+        link.failed = True
 
     def _fail(self, link: PeerLink, error: DBLPError) -> None:
         if not link.failed:

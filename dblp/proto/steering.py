@@ -42,7 +42,6 @@ class Steering:
                 now=now,
                 path_delay_s=path_ns * 1e-9,
                 smallest_delay_s=smallest_ns * 1e-9,
-                round_trip_s=last_ns * 1e-9,
                 samples=samples,
                 sent=channel.sent_sequence,
                 acknowledged=channel.acknowledged,

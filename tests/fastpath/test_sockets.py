@@ -283,7 +283,8 @@ def test_a_blocked_pump_asks_for_credit(fastpath: ModuleType) -> None:
         started = time.monotonic_ns()
         assert fastpath.pump([a], [], budget_ns=23 * MS, linger_ns=1000 * MS) == fastpath.BUDGET
         elapsed = time.monotonic_ns() - started
-        assert 1 <= a.counters()["credit_requests_sent"] <= elapsed // (5 * MS)
+        sent = a.counters()["credit_requests_sent"]  # up to 8 copies of each
+        assert 1 <= sent <= 8 * (elapsed // (5 * MS))
         assert fastpath.parse_datagram(sockets[1].recv(100))[:2] == (
             wire.KIND_CREDIT,
             wire.FLAG_CREDIT_REQUEST,

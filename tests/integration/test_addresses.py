@@ -114,9 +114,12 @@ def test_a_port_in_use(config: TransportConfig) -> None:
 
 def test_a_udp_port_in_use_does_not_matter(config: TransportConfig) -> None:
     """The server takes another one and tells the workers."""
-    with socket.socket(type=socket.SOCK_DGRAM) as taken:
-        taken.bind(("127.0.0.1", 0))
-        one_round(f"127.0.0.1:{taken.getsockname()[1]}", None, config)
+    with socket.socket(type=socket.SOCK_DGRAM) as taken, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))  # a number that is free for TCP
+        port = probe.getsockname()[1]
+        taken.bind(("127.0.0.1", port))
+        probe.close()
+        one_round(f"127.0.0.1:{port}", None, config)
 
 
 @pytest.mark.parametrize(

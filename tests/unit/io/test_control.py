@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -105,6 +106,23 @@ def test_the_end_of_the_connection(connected: Any, reason: Exception | None) -> 
     control.connection_lost(reason)
     assert isinstance(losses[0], PeerLostError)
     assert ("reset by peer" in str(losses[0])) == (reason is not None)
+
+
+def test_a_failed_write_does_not_hide_what_had_come_before(
+    connected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker says goodbye and is gone; the server's next heartbeat meets a closed connection."""
+    control, transport, losses = connected
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(False)
+        monkeypatch.setattr(transport, "get_extra_info", lambda _: here)
+        there.sendall(frame_with_prefix(Ready(0, 1)) + frame_with_prefix(wire.Bye()))
+        seen: list[object] = []
+        control.listen(lambda frame: seen.append((frame, list(losses))))
+        control.connection_lost(BrokenPipeError("Broken pipe"))
+    assert seen == [(Ready(0, 1), []), (wire.Bye(), [])]
+    assert "Broken pipe" in str(losses[0])
 
 
 def test_a_peer_that_reads_nothing(connected: Any, monkeypatch: pytest.MonkeyPatch) -> None:

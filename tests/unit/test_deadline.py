@@ -1,0 +1,56 @@
+"""Deadlines without a network: how long a round has."""
+
+from __future__ import annotations
+
+import pytest
+
+from dblp import ConfigError, Deadline, TransportConfig
+from dblp.deadline import DeadlineClock
+
+
+def test_no_plan_means_no_limit() -> None:
+    clock = DeadlineClock(None)
+    clock.observe(0, 100, 1.0)
+    assert clock.limit_s(0, 100) is None
+
+
+def test_a_fixed_limit_holds_from_the_first_round() -> None:
+    assert DeadlineClock(Deadline(seconds=0.05)).limit_s(3, 7) == 0.05
+
+
+def test_an_adaptive_limit_follows_the_median_of_its_stream_and_size() -> None:
+    clock = DeadlineClock(Deadline(factor=2.0, warm_up=3, history=5))
+    for seconds in (1.0, 3.0):
+        clock.observe(0, 100, seconds)
+        assert clock.limit_s(0, 100) is None
+    clock.observe(0, 100, 2.0)
+    assert clock.limit_s(0, 100) == 4.0
+    assert clock.limit_s(1, 100) is None and clock.limit_s(0, 101) is None
+    for _ in range(5):
+        clock.observe(0, 100, 10.0)
+    assert clock.limit_s(0, 100) == 20.0
+
+
+def test_a_round_cut_short_counts_for_what_it_would_have_taken() -> None:
+    clock = DeadlineClock(Deadline(factor=1.0, warm_up=1))
+    clock.observe(0, 10, 1.0, share=0.5)
+    assert clock.limit_s(0, 10) == 2.0
+
+
+def test_the_floor_is_exact() -> None:
+    assert Deadline(floor="75%").floor_needed(8) == 2
+    assert Deadline(floor="75%").floor_needed(9) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seconds": 0.0}, {"factor": 0.5}, {"warm_up": 0}, {"warm_up": 9, "history": 8}]
+)
+def test_bad_plans_are_named(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Deadline(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_config_takes_a_deadline_and_nothing_else() -> None:
+    assert TransportConfig(deadline=Deadline()).deadline == Deadline()
+    with pytest.raises(ConfigError, match="deadline"):
+        TransportConfig(deadline="adaptive")  # type: ignore[arg-type]
