@@ -208,8 +208,8 @@ class Channel:
     def blocked(self) -> bool:
         """Something is pending but credit, cwnd, pacing or a full socket holds it back."""
     def take_path_ns(self) -> tuple[int, int]:
-        """(mean, number of) path delay samples since the last call: round trips without the time that
-        the peer's host held the datagram; (0, 0) when none."""
+        """(mean, number of) path delay samples since the last call: round trips without the time
+        that the peer's host held the datagram; (0, 0) when none."""
     def take_window_limited(self) -> bool:
         """Whether the congestion window alone has held chunks back since the last call (in a
         transmit turn: more chunks were sendable than cwnd - unacknowledged, which was at most what

@@ -17,7 +17,6 @@ from .wire import round_is_newer
 MAX_SLOTS = 256
 
 BURST_BYTES = 64 * 1024
-PACED_SPAN_NS = 250_000
 """Bytes that a paced channel may send at once: one GSO batch."""
 
 _MAX_RTT_MARKS = 256
@@ -236,14 +235,11 @@ class Pacer:
         """Full datagrams that may leave now: none, or a burst."""
         if rate <= 0:
             return 1 << 30
-        if now_ns < self.next_send_ns:
-            return 0
-        return max(1, int(min(float(BURST_BYTES), rate * PACED_SPAN_NS * 1e-9) / datagram_bytes))
+        return 0 if now_ns < self.next_send_ns else max(1, BURST_BYTES // datagram_bytes)
 
     def charge(self, now_ns: int, rate: float, nbytes: int) -> None:
         if rate > 0:
-            self.next_send_ns = max(self.next_send_ns, now_ns - PACED_SPAN_NS)
-            self.next_send_ns += int(nbytes * 1e9 / rate)
+            self.next_send_ns = max(self.next_send_ns, now_ns) + int(nbytes * 1e9 / rate)
 
 
 class RoundTrips:

@@ -139,12 +139,12 @@ BASE_DELAY_MEMORY_S = 10.0
 
 
 class AdaptiveWindowControl:
-    """Once per round trip: below half the target delay the window doubles if it was the limit, below
-    the target it grows by a step, above it shrinks in proportion to the excess (at most by half) and
-    still gains the step.
+    """Once per round trip: below half the target delay the window doubles if it was the limit,
+    below the target it grows by a step, above it shrinks in proportion to the excess (at most by
+    half) and still gains the step.
 
-    In equilibrium every sender's proportional loss equals the common step, so the windows are equal
-    whatever they were (FAST TCP's argument), and the queue stays a little above the target.
+    In equilibrium every sender's proportional loss equals the common step, so the windows are
+    equal whatever they were (FAST TCP's argument), and the queue stays a little above the target.
     """
 
     def __init__(self, plan: AdaptiveWindow) -> None:

@@ -6,7 +6,6 @@ cdef enum:
     SEND_MESSAGES = 64         # messages per sendmmsg without GSO
     SEND_BATCHES = 4           # GSO batches per sendmmsg: 256 KiB, 80 us until credits are read
     CREDIT_COPIES = 4          # of 4 copies one arrives three times in four at 70 % loss
-    PACED_SPAN_NS = 250_000    # a sleep is some 60 us late: short enough, and worth the wake-up
     MAX_SEGMENTS = 64          # UDP_MAX_SEGMENTS of every kernel that knows GSO
     MAX_GSO_BYTES = 65000      # below 65,535 less IP and UDP headers
 
@@ -79,13 +78,6 @@ cdef void advance(ChannelState *s, TransmitSlot *slot, uint32_t taken) noexcept 
         s.event = True
 
 
-cdef inline int64_t paced_burst(ChannelState *s) noexcept nogil:
-    """Datagrams of a paced burst: what the rate sends in PACED_SPAN_NS, at most a GSO batch.  A
-    shallow buffer holds few bursts."""
-    cdef double burst = min(65536.0, s.pacing_rate * PACED_SPAN_NS * 1e-9)
-    return max(1, <int64_t> (burst / s.datagram_bytes))
-
-
 cdef int64_t allowance(ChannelState *s, int64_t now) noexcept nogil:
     """Datagrams that credit, congestion window and pacing let go now."""
     cdef int64_t allowed = <int64_t> (s.limit - s.sent_sequence) if s.limit > s.sent_sequence else 0
@@ -95,7 +87,7 @@ cdef int64_t allowance(ChannelState *s, int64_t now) noexcept nogil:
     if allowed > 0 and s.pacing_rate > 0:
         if now < s.next_send_ns:
             return 0
-        allowed = min(allowed, paced_burst(s))
+        allowed = min(allowed, <int64_t> max(1, 65536 // s.datagram_bytes))
     return max(allowed, 0)
 
 
@@ -222,8 +214,7 @@ cdef void account_sent(ChannelState *s, int datagrams, int64_t nbytes, int64_t n
     mark.at_ns = now
     s.times_tail += 1
     if s.pacing_rate > 0:
-        s.next_send_ns = max(s.next_send_ns, now - PACED_SPAN_NS)
-        s.next_send_ns += <int64_t> (nbytes * 1e9 / s.pacing_rate)
+        s.next_send_ns = max(s.next_send_ns, now) + <int64_t> (nbytes * 1e9 / s.pacing_rate)
 
 
 cdef void send_failed(ChannelState *s) noexcept nogil:
