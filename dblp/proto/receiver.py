@@ -227,7 +227,7 @@ class Receiver:
     # --- commands ---------------------------------------------------------------------------
 
     def complete(self) -> None:
-        """After STOP, which leaves first: zeroes the missing chunks (Algorithm 2, line 26) and makes
+        """After STOP, which leaves first: zeroes missing chunks (Algorithm 2, line 26) and makes
         the report.  A reducer needs no zeros: it does not read what is missing."""
         if self._machine.state is not ReceiverState.STOPPED or self.report is not None:
             return
