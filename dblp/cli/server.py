@@ -50,7 +50,7 @@ def run(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address to listen on, TCP and UDP.")
     ] = "127.0.0.1:7000",
-    workers: Annotated[int, typer.Option(help="Workers to wait for.", min=1, max=1024)] = 3,
+    workers: Annotated[int, typer.Option(help="Workers to wait for.", min=1, max=254)] = 3,
     policy: Annotated[
         Policy,
         typer.Option(help="Follow the gradient norm (DBLP), or keep --low all the time."),
