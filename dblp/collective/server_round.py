@@ -159,6 +159,7 @@ class ServerRound:
             seed=seed << 16 | self.stream,
             buffer=self.result.data,
             dtype=self.layout.dtype,
+            needed=tolerance.needed(self.receivers[0].layout.count),
         )
 
     def start_downlinks(
