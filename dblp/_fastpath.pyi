@@ -114,8 +114,8 @@ class Reducer:
         an `out` the mean is written there too, in place; then nothing else writes to `buffer`."""
     def finish(self, bitmaps: Sequence[_BufferLike | None]) -> None:
         """All sources have stopped; bitmaps say what each delivered (missing = contributes
-        nothing; None: it delivered all).  Reduces every chunk that is not ready yet (no contributor: zero) and makes it
-        ready, ascending."""
+        nothing; None: it delivered all).  Reduces every chunk that is not ready yet (no
+        contributor: zero) and makes it ready, ascending."""
 
 class Channel:
     """One direction-pair to one peer over one connected UDP socket: transmit queue, receive table,

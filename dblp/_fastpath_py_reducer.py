@@ -179,8 +179,8 @@ class Reducer:
 
     def finish(self, bitmaps: Sequence[Buffer | None]) -> None:
         """All sources have stopped; bitmaps say what each delivered (missing = contributes
-        nothing; None: it delivered all).  Reduces every chunk that is not ready yet (no contributor: zero) and makes it
-        ready, ascending."""
+        nothing; None: it delivered all).  Reduces every chunk that is not ready yet (no
+        contributor: zero) and makes it ready, ascending."""
         if len(bitmaps) != len(self._sources):
             raise ValueError(f"{len(bitmaps)} bitmaps for {len(self._sources)} sources")
         for rank, source in enumerate(self._sources):
