@@ -169,9 +169,7 @@ class WorkerCore:
         if session.error is not None:  # the server said Abort, or what it must not say
             self.fail(session.error)
         elif session.peer_left:
-            self.fail(
-                PeerLostError(f"{self._server} has closed: start it again and connect anew")
-            )
+            self.fail(PeerLostError(f"{self._server} has closed: start it again and connect anew"))
 
     def on_timeout(self, *, now: float) -> None:
         """Ends with RoundTimeoutError when a round is over its time."""
