@@ -51,7 +51,7 @@ class WorkerCore:
     *Commands*: `all_reduce`, `fail`.
     *Inputs*: `on_events`, `on_timeout`.
     *Outputs*: `take_finished`, `take_notices`, `next_timeout`, and what the session has to send.
-    *Getters*: `error`, `stall`.
+    *Getters*: `error`, `stall`, `idle`, `server_left`.
 
     After an error every round ends with it, and the contents of the gradient buffers that were on
     the way are unspecified: partly gradient, partly mean.
@@ -67,11 +67,13 @@ class WorkerCore:
         tolerance: Tolerance = EXACT,
         common: bool = False,
         server: str = "the server",
+        server_may_leave: bool = False,
         first_round: int = 0,
     ) -> None:
         """`tolerance`: uplink tolerance of the first rounds (`Welcome.tolerance`), for the choice
         of the send order; `common`: downlinks carry a set of chunks that is fixed by the server;
-        `server`: its name in errors; `first_round`: as for `ServerCore`."""
+        `server`: its name in errors; `server_may_leave`: its goodbye is no error while no round is
+        open; `first_round`: as for `ServerCore`."""
         self.rank = rank
         self.world = world
         self.error: DBLPError | None = None
@@ -81,6 +83,7 @@ class WorkerCore:
         self._tolerance = tolerance
         self._common = common
         self._server = server
+        self._may_leave = server_may_leave
         self._first_round = first_round
         self._chunk_bytes = session.channel.chunk_bytes
         self._streams: dict[int, StreamRounds] = {}
@@ -168,7 +171,7 @@ class WorkerCore:
                 self._finish_if_done(state, state.active, now)
         if session.error is not None:  # the server said Abort, or what it must not say
             self.fail(session.error)
-        elif session.peer_left:
+        elif session.peer_left and not (self._may_leave and self.idle):
             self.fail(PeerLostError(f"{self._server} has closed: start it again and connect anew"))
 
     def on_timeout(self, *, now: float) -> None:
@@ -207,6 +210,16 @@ class WorkerCore:
         """When `on_timeout` wants to be called, in seconds, or None.  The session has its own."""
         deadlines = [s.active.deadline for s in self._streams.values() if s.active is not None]
         return min(deadlines, default=None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no round is open."""
+        return all(state.active is None for state in self._streams.values())
+
+    @property
+    def server_left(self) -> bool:
+        """Whether the server has said goodbye."""
+        return self._session.peer_left
 
     def stall(self) -> str:
         """What every unfinished round waits for; '' when idle."""
