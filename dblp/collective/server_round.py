@@ -160,7 +160,7 @@ class ServerRound:
             return
         assert self.layout is not None
         if self.announced == self.layout:
-            self.result = np.frombuffer(local.buffer, np.uint8)
+            self.result = np.asarray(local.buffer)
             local_rank = next(r for r in range(len(self.offers)) if r not in self.ranks)
             self.reducer.provide(local_rank, self.result)
 
