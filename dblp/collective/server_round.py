@@ -195,7 +195,7 @@ class ServerRound:
             seed=seed << 16 | self.stream,
             buffer=self.result.data,
             dtype=self.layout.dtype,
-            needed=tolerance.needed(self.receivers[0].layout.count),
+            expected=tolerance,
         )
         if best:
             order = order[: tolerance.needed(len(order))]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .. import fastpath
 from ..errors import LocalProtocolError
+from ..tolerance import Tolerance
 from .bitmap import Indices
 from .layout import Bytes, ChunkLayout
 
@@ -29,7 +30,7 @@ def send_order(
     seed: int,
     buffer: Bytes,
     dtype: str,
-    needed: int | None = None,
+    expected: Tolerance | None = None,
 ) -> Indices:
     """A permutation of the chunk indices, uint32.
 
@@ -42,8 +43,8 @@ def send_order(
         seed: of "rotate" and "random"; give every stream its own.
         buffer: contiguous, `layout.nbytes` bytes; read by "magnitude" only.
         dtype: element type of the buffer; "magnitude" needs a float.
-        needed: how many chunks the round is over with, where that is known: "magnitude" then sends
-            in classes, see `_by_class`; else in descending order, equal ones by index.
+        expected: tolerance with which the round will end, where that is known: "magnitude" then
+            sends in classes, see `_by_class`; else in descending order, equal ones by index.
 
     Raises LocalProtocolError for an unknown kind.
     """
@@ -60,7 +61,9 @@ def send_order(
         return generator.permutation(count).astype(np.uint32)
     if kind == "magnitude":
         energy = _sortable(fastpath.chunk_energy(buffer, dtype, layout.chunk_bytes))
-        return _descending(energy) if needed is None else _by_class(energy, needed)
+        if expected is None:
+            return _descending(energy)
+        return _by_class(energy, expected.needed(count))
     raise LocalProtocolError(
         f"there is no send order {kind!r}: choose sequential, rotate, random or magnitude"
     )

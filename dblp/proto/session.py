@@ -391,9 +391,8 @@ class Session:
             kind = "rotate" if self._config.order == "auto" else self._config.order
         stream, round_id = key
         seed = self._config.seed + stream * _STREAM_SEED
-        needed = None if known is None else known.needed(layout.count)
         return send_order(
-            kind, layout, round_id=round_id, seed=seed, buffer=view, dtype=dtype, needed=needed
+            kind, layout, round_id=round_id, seed=seed, buffer=view, dtype=dtype, expected=known
         )
 
 

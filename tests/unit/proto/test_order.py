@@ -77,15 +77,16 @@ def test_magnitude_is_descending_and_ties_go_by_index() -> None:
     assert order.tolist() == [3, 2, 1, 4, 0, 5]
 
 
-@given(st.lists(st.floats(0, 1e6, width=32), max_size=60), st.integers(0, 60))
+@given(st.lists(st.floats(0, 1e6, width=32), max_size=60), st.integers(0, 99))
 def test_magnitude_with_a_known_bound_sends_the_strongest_chunks_in_two_classes(
-    sizes: list[float], needed: int
+    sizes: list[float], percent: int
 ) -> None:
     values = np.repeat(np.array(sizes, np.float32)[:, None], 16, axis=1)
-    needed = min(needed, len(sizes))
+    expected = Tolerance.of(f"{percent}%")
+    needed = expected.needed(len(sizes))
     order = send_order(
         "magnitude", ChunkLayout(values.nbytes, 64), round_id=0, seed=0,
-        buffer=values.ravel(), dtype="float32", needed=needed,
+        buffer=values.ravel(), dtype="float32", expected=expected,
     )  # fmt: skip
     assert np.array_equal(np.sort(order), np.arange(len(sizes)))
     energy = (values.astype(np.float64) ** 2).sum(axis=1).astype(np.float32)
