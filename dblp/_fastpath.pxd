@@ -12,6 +12,9 @@ cdef extern from "csrc/crc32c.h" nogil:
     const char *dblp_crc32c_name
     void dblp_crc32c_setup(int allow_hardware)
 
+cdef extern from "csrc/prefetch.h" nogil:
+    void dblp_prefetch(const uint8_t *data, size_t size)
+
 cdef extern from *:
     int popcount "__builtin_popcountll"(uint64_t word) nogil
 
@@ -87,7 +90,10 @@ cdef struct ReceiveSlot:
     uint32_t accepted
     uint32_t duplicates
     uint32_t notify_at
-    uint32_t cursor            # where the next chunk is expected (aiming only)
+    uint32_t cursor            # place in the order of the chunk that is expected (aiming only)
+    const uint32_t *order      # chunks in the order in which they come; NULL: by index
+    const uint32_t *place      # the place of each chunk in it
+    uint32_t order_count
     ReducerState *reducer
     int source
 

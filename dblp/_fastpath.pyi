@@ -169,6 +169,9 @@ class Channel:
         round) is open already, sizes do not fit or no slot is free.  Two rounds of one stream may
         be open at once.  A zero-length buffer is fine (count 0)."""
     def set_aim(self, slot: int, aim: bool) -> None: ...
+    def expect(self, slot: int, order: npt.ArrayLike) -> None:
+        """Chunks will come in this order (indices, each at most once), and are aimed for
+        accordingly; a hint.  ValueError when an index is out of range."""
     def set_notify(self, slot: int, accepted: int) -> None:
         """pump() returns EVENT when the slot's accepted count reaches this (fires once; at once if
         already there)."""

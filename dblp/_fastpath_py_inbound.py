@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from ._fastpath_py_bytes import Buffer, byte_view, chunk_count, datagram_crc
 from ._fastpath_py_reducer import Reducer
 from ._fastpath_py_slots import Outcome, ReceiveSlot, extend_serially
@@ -61,6 +64,13 @@ class ReceivingChannel(ChannelState):
     def set_aim(self, slot: int, aim: bool) -> None:
         """The twin copies every chunk: nothing changes."""
         self._receiving[slot]
+
+    def expect(self, slot: int, order: npt.ArrayLike) -> None:
+        """Chunks will come in this order.  The twin copies every chunk: nothing changes."""
+        chunks = np.asarray(order, dtype=np.uint32)
+        count = self._receiving[slot].count
+        if chunks.size and int(chunks.max()) >= count:
+            raise ValueError(f"the round has {count} chunks, the order names others")
 
     def set_notify(self, slot: int, accepted: int) -> None:
         """pump() returns EVENT when the slot's accepted count reaches this (fires once; at once if

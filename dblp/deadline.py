@@ -2,8 +2,9 @@
 one (hazard 11).
 
 70 % loss against a bound of 40.8 % still needs several passes.  With a deadline the receiver takes
-what it has by then, if that is at least a floor; else it goes on and stops at the floor.  Exact
-rounds and critical regimes have no deadline.
+what it has by then, if that is at least a floor; else it goes on and stops at the floor.  Where it
+is plain at the usual time that the deadline will not be enough, it does so then
+(`proto.time_limit.TimeLimit`).  Exact rounds and critical regimes have no deadline.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Deadline:
     `Deadline()` adapts to recent rounds; `Deadline(seconds=0.05)` is fixed.
     """
 
-    floor: Tolerance | str = "80%"
-    """Largest share of the chunks that may be missing at the deadline: what the paper's 70 % burst
-    leaves of a round that is over after 59.2 % of its chunks."""
+    floor: Tolerance | str = "85%"
+    """Largest share of the chunks that may be missing at the deadline: the paper's 70 % burst
+    leaves 17.8 % of a round that is over after 59.2 % of its chunks."""
     seconds: float | None = None
     """From the first sign of the round at the receiver, in seconds; None adapts."""
     factor: float = 1.25
@@ -80,6 +81,11 @@ class DeadlineClock:
         if times is None or len(times) < plan.warm_up:
             return None
         return plan.factor * statistics.median(times)
+
+    def usual_s(self, limit_s: float) -> float:
+        """What rounds with this limit usually take, in seconds; a fixed limit says nothing else."""
+        assert self.plan is not None
+        return limit_s if self.plan.seconds is not None else limit_s / self.plan.factor
 
     def observe(self, stream: int, count: int, elapsed_s: float, *, share: float = 1.0) -> None:
         """A round took `elapsed_s`; share: how much of what it wanted had arrived (below 1 only at

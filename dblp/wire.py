@@ -210,6 +210,18 @@ class Stop(Frame, tag="stop", frozen=True, array_like=True):
     """LEB128 (gap, length) pairs of missing runs; None = too long for a datagram, comes by TCP."""
 
 
+class Outline(Frame, tag="outline", frozen=True, array_like=True):
+    """Sender → receiver: in which order the chunks of a round come; a hint, on datagrams only."""
+
+    stream: int
+    round: int
+    first: int
+    """Chunk that the first two bits are about; a multiple of 4,096."""
+    classes: bytes
+    """Two bits per chunk, from the lowest: 0, 1, 2 = the order of the classes, within which the
+    index ascends; 3 = not sent."""
+
+
 class ChunkData(Frame, tag="data", frozen=True, array_like=True):
     """Sender → receiver on the reliable channel when datagrams do not get through (hazard 9)."""
 
@@ -247,6 +259,7 @@ AnyFrame = (
     | Probe
     | Bitmap
     | Stop
+    | Outline
     | ChunkData
     | Heartbeat
     | Abort

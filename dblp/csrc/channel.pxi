@@ -117,6 +117,23 @@ cdef class Channel(_ChannelFlow):
     def set_aim(self, int slot, bint aim):
         self.receiving(slot).aim = aim
 
+    def expect(self, int slot, order):
+        cdef ReceiveSlot *r = self.receiving(slot)
+        chunks = np.array(order, dtype=np.uint32)
+        if len(chunks) and int(chunks.max()) >= r.count:
+            raise ValueError(f"the round has {r.count} chunks, the order names others")
+        place = np.zeros(r.count, dtype=np.uint32)
+        place[chunks] = np.arange(len(chunks), dtype=np.uint32)
+        cdef const uint32_t[::1] in_order = chunks, places = place
+        if len(chunks) == 0:
+            return
+        r.order = &in_order[0]
+        r.place = &places[0]
+        r.order_count = <uint32_t> len(chunks)
+        r.cursor = 0
+        self.pins["rx", slot] = (*self.pins["rx", slot][:3], chunks, place)
+        self.state.rx.pause = self.state.rx.miss = 0
+
     def set_notify(self, int slot, int64_t accepted):
         cdef ReceiveSlot *r = self.receiving(slot)
         if r.accepted >= accepted:

@@ -38,6 +38,7 @@ cdef int find_receive(ChannelState *s, uint32_t stream, uint32_t round_id) noexc
         slot = s.receive_open[i]
         if is_round(&s.receive[slot], stream, round_id):
             s.receive_hint = slot
+            s.rx.pause = s.rx.miss = 0   # the end of the last round says nothing about this one
             return slot
     return -1
 
@@ -75,7 +76,7 @@ cdef inline void accept_chunk(ChannelState *s, ReceiveSlot *slot, uint32_t chunk
     """The chunk's verified bytes are in place."""
     slot.bits[chunk >> 3] |= 1 << (chunk & 7)
     slot.accepted += 1
-    slot.cursor = chunk + 1
+    slot.cursor = (chunk if slot.order == NULL else slot.place[chunk]) + 1
     s.counters[C_ACCEPTED] += 1
     if slot.reducer != NULL:
         reducer_arrive(slot.reducer, chunk)
@@ -146,6 +147,16 @@ cdef void grant_credit(
         s.path_count += 1
 
 
+cdef inline void prefetch_reduction(ChannelState *s, const uint8_t *header) noexcept nogil:
+    """Before the header is known to be right: a hint, for the round that the last chunk was of."""
+    cdef ReceiveSlot *slot
+    if s.receive_count == 0 or header[0] & 15 != KIND_DATA:
+        return
+    slot = &s.receive[s.receive_hint]
+    if slot.in_use and slot.reducer != NULL and slot.round == get32(header + 8):
+        reducer_expect(slot.reducer, get32(header + 12), slot.base)
+
+
 cdef int inspect(
     ChannelState *s, const uint8_t *header, const uint8_t *payload, int64_t size, int64_t now,
     uint32_t *chunk,
@@ -169,6 +180,7 @@ cdef int inspect(
         s.counters[C_FOREIGN] += 1
         return -1
     length = <uint32_t> (size - HEADER)
+    prefetch_reduction(s, header)
     if not checksum_is_right(header, payload, length):
         s.counters[C_CORRUPT] += 1
         return -1

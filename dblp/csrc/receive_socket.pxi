@@ -10,7 +10,8 @@ cdef enum:
     BIG_MESSAGES = 8           # messages per call when the kernel merges: 8 * 64 KiB stay in L2
     SMALL_MESSAGES = 64        # ... when it does not
     BIG_SEGMENTS = 64          # most header/payload pairs per message
-    MAX_PAUSE = 256            # turns without aiming after repeated wrong guesses
+    MAX_SEARCH = 4096          # places of an order that are searched for a missing chunk
+    MAX_PAUSE = 16             # turns without aiming after repeated wrong guesses
 
 
 cdef int ring_setup(ChannelState *s) except -1:
@@ -42,8 +43,15 @@ cdef void ring_free(ChannelState *s) noexcept:
 
 
 cdef inline uint32_t next_missing(ReceiveSlot *slot, uint32_t start) noexcept nogil:
-    """First missing chunk at or after `start`, else NEVER."""
+    """First place at or after `start`, in the order of the slot, whose chunk is missing; else
+    NEVER."""
     cdef uint32_t i = start
+    if slot.order != NULL:
+        while i < slot.order_count and i < start + MAX_SEARCH:
+            if not bit_is_set(slot.bits, slot.order[i]):
+                return i
+            i += 1
+        return NEVER
     while i < slot.count:
         if (i & 7) == 0 and slot.bits[i >> 3] == 0xFF:
             i += 8
@@ -71,7 +79,7 @@ cdef void prepare_message(ChannelState *s, int m, int *used) noexcept nogil:
     cdef msghdr *message = &r.messages[m].msg_hdr
     cdef iovec *vector = r.vectors + m * (2 * r.segments + 1)
     cdef int pairs = 0, place
-    cdef uint32_t chunk
+    cdef uint32_t chunk, next
     cdef ReceiveSlot *slot
     message.msg_iov = vector
     message.msg_name = NULL
@@ -82,11 +90,14 @@ cdef void prepare_message(ChannelState *s, int m, int *used) noexcept nogil:
     if r.aimed_slot >= 0:
         slot = &s.receive[r.aimed_slot]
         while pairs < r.segments:
-            chunk = next_missing(slot, used[0])
-            # The last chunk may be shorter: a full one that lands there would spill over the end.
-            if chunk == NEVER or chunk + 1 == slot.count:
+            next = next_missing(slot, used[0])
+            if next == NEVER:
                 break
-            used[0] = chunk + 1
+            chunk = next if slot.order == NULL else slot.order[next]
+            # The last chunk may be shorter: a full one that lands there would spill over the end.
+            if chunk + 1 == slot.count:
+                break
+            used[0] = next + 1
             place = m * r.segments + pairs
             r.aimed[place] = chunk
             vector[2 * pairs].iov_base = r.headers + place * HEADER
@@ -159,13 +170,16 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
     cdef bint big = r.merged >= 16 * 3
     cdef uint8_t *scratch
     r.segments = r.guess if big else 1
-    # Preparing costs as much as an empty call: twice what came last time is enough.
-    r.messages_count = min(BIG_MESSAGES if big else SMALL_MESSAGES, max(2, 2 * r.came))
     r.aimed_slot = -1
     if r.pause > 0:
         r.pause -= 1
     else:
         r.aimed_slot = aiming_slot(s)
+    # Preparing costs as much as an empty call: twice what came last time is enough.  A merged
+    # message may be of any length: behind a short one the rest of a call is aimed wrongly.
+    r.messages_count = min(BIG_MESSAGES if big else SMALL_MESSAGES, max(2, 2 * r.came))
+    if big and r.aimed_slot >= 0:
+        r.messages_count = 2
     used = <int> s.receive[r.aimed_slot].cursor if r.aimed_slot >= 0 else 0
     for m in range(r.messages_count):
         prepare_message(s, m, &used)
@@ -195,8 +209,6 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
             segment = <int> size
         n = <int> ((size + segment - 1) // segment)
         datagrams += n
-        if n > 2 and m + 1 < got:   # not the last one: a pass may end in a short message
-            r.guess = min(n, BIG_SEGMENTS)
         done = 0
         scratch = r.scratch + <int64_t> m * MAX_DATAGRAM
         if r.messages[m].msg_hdr.msg_iovlen > 1:

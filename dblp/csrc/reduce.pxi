@@ -64,6 +64,19 @@ cdef void reduce_chunk(
     r.ready += 1
 
 
+cdef inline void reducer_expect(
+    const ReducerState *r, uint32_t chunk, const uint8_t *arriving,
+) noexcept nogil:
+    """The other sources' parts of a chunk whose last part is just arriving will be read next."""
+    cdef int64_t start = <int64_t> chunk * r.chunk_bytes
+    cdef int s
+    if chunk >= r.count or r.arrivals[chunk] + 1 != r.world:
+        return
+    for s in range(r.world):
+        if r.sources[s] != NULL and r.sources[s] != arriving:
+            dblp_prefetch(r.sources[s] + start, r.chunk_bytes)
+
+
 cdef inline void reducer_arrive(ReducerState *r, uint32_t chunk) noexcept nogil:
     if r.arrivals[chunk] == REDUCED:
         return

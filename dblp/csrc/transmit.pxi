@@ -6,6 +6,7 @@ cdef enum:
     SEND_MESSAGES = 64         # messages per sendmmsg without GSO
     SEND_BATCHES = 4           # GSO batches per sendmmsg: 256 KiB, 80 us until credits are read
     CREDIT_COPIES = 4          # of 4 copies one arrives three times in four at 70 % loss
+    PREFETCH_CHUNKS = 2        # chunks that are on their way from memory while one is checked
     MAX_SEGMENTS = 64          # UDP_MAX_SEGMENTS of every kernel that knows GSO
     MAX_GSO_BYTES = 65000      # below 65,535 less IP and UDP headers
     BURST_BYTES = 65536        # longest paced burst
@@ -135,6 +136,12 @@ cdef void fill_datagram(
     vector[1].iov_len = length
 
 
+cdef inline void prefetch_chunk(
+    ChannelState *s, TransmitSlot *slot, uint32_t chunk,
+) noexcept nogil:
+    dblp_prefetch(slot.base + <int64_t> chunk * s.chunk_bytes, s.chunk_bytes)
+
+
 cdef int build_messages(ChannelState *s, int64_t allowed) noexcept nogil:
     """Fills the ring with up to `allowed` datagrams; a GSO batch holds one slot's, and a short
     chunk ends it."""
@@ -161,6 +168,8 @@ cdef int build_messages(ChannelState *s, int64_t allowed) noexcept nogil:
             while n < per_message and offset < room and allowed > 0:
                 chunk = chunk_at(slot, offset)
                 sequence += 1
+                if offset + PREFETCH_CHUNKS < room:
+                    prefetch_chunk(s, slot, chunk_at(slot, offset + PREFETCH_CHUNKS))
                 vector = t.vectors + 2 * used
                 fill_datagram(s, slot, chunk, sequence, t.headers + used * HEADER, vector)
                 t.bytes_of[messages] += HEADER + vector[1].iov_len

@@ -23,6 +23,7 @@ from ..wire import (
     Frame,
     Heartbeat,
     Open,
+    Outline,
     Probe,
     Ready,
     Stop,
@@ -83,6 +84,8 @@ class Inbound:
                 self._on_probe(frame, now)
             case Bitmap():
                 self._on_bitmap(frame, now)
+            case Outline():
+                self._on_outline(frame)
             case ChunkData():
                 self._on_chunk_data(frame, now)
             case Ready():
@@ -155,6 +158,11 @@ class Inbound:
         if not receiver.mismatch_told:
             receiver.mismatch_told = True
             self._link.events.append(OpenMismatch(open_, receiver))
+
+    def _on_outline(self, frame: Outline) -> None:
+        receiver = self._rounds.receivers.get((frame.stream, frame.round))
+        if receiver is not None:
+            receiver.on_outline(frame)
 
     def _on_chunk_data(self, frame: ChunkData, now: float) -> None:
         receiver = self._rounds.receivers.get((frame.stream, frame.round))

@@ -8,16 +8,18 @@ from .. import fastpath
 from ..errors import DBLPError
 from ..stats import RoundReport
 from ..tolerance import EXACT, Tolerance
-from ..wire import MAX_CONTROL_FRAME_BYTES, Bitmap, ChunkData, Open, Probe, Ready, Stop
+from ..wire import MAX_CONTROL_FRAME_BYTES, Bitmap, ChunkData, Open, Outline, Probe, Ready, Stop
 from .bitmap import ReceiveBitmap, encode_ranges
 from .events import Path, ReceiveFinished
 from .layout import ChunkLayout
 from .link import Link, tolerance_text
 from .machine import Machine
+from .outline import OrderToCome
 from .plans import ReceivePlan
 from .probing import QUIET_BOUND
 from .reliable import deliver_chunks
 from .states import RECEIVER_HARMLESS, RECEIVER_TRANSITIONS, ReceiverInput, ReceiverState
+from .time_limit import TimeLimit
 
 __all__ = ["Receiver"]
 
@@ -42,10 +44,10 @@ class Receiver:
     """
 
     __slots__ = (
-        "_accepted", "_answer_at", "_answer_by", "_answered", "_deadline_at", "_duplicates",
-        "_link", "_machine", "_needed", "_past_deadline", "_probe", "_started", "_stopped",
-        "_target", "bitmap", "error", "mismatch_told", "open", "plan", "reliable", "report",
-        "slot", "stop", "tolerance",
+        "_accepted", "_answer_at", "_answer_by", "_answered", "_duplicates", "_limit", "_link",
+        "_machine", "_needed", "_probe", "_started", "_stopped", "_target", "_to_come", "bitmap",
+        "error", "mismatch_told", "open", "plan", "reliable", "report", "slot", "stop",
+        "tolerance",
     )  # fmt: skip
 
     def __init__(self, link: Link, plan: ReceivePlan) -> None:
@@ -70,10 +72,10 @@ class Receiver:
         self._answered = 0  # epochs answered with a bitmap
         self._answer_at: float | None = None
         self._answer_by = 0.0
-        self._deadline_at: float | None = None
-        self._past_deadline = False
+        self._limit = TimeLimit(link.deadlines, plan.layout.count)
         self.reliable = False
         """Payload comes over TCP (hazard 9)."""
+        self._to_come = OrderToCome(plan.layout.count)
         self._started: float | None = None
         self._stopped = 0.0
         self._needed = self._target = plan.layout.count
@@ -104,9 +106,10 @@ class Receiver:
     @property
     def timer(self) -> float | None:
         """When `on_timeout` wants to be called, in seconds; None: not by time."""
-        if self._answer_at is None or self._deadline_at is None:
-            return self._answer_at if self._deadline_at is None else self._deadline_at
-        return min(self._answer_at, self._deadline_at)
+        limit = self._limit.due
+        if self._answer_at is None or limit is None:
+            return self._answer_at if limit is None else limit
+        return min(self._answer_at, limit)
 
     @property
     def stream(self) -> int:
@@ -159,7 +162,7 @@ class Receiver:
             if self.tolerance is None or (self.plan.yields and tolerance is not None):
                 self._fix_bound(EXACT if tolerance is None else tolerance)
             self._look(now)
-            self._set_deadline()
+            self._set_limit()
         if wants_ready:  # also if that was all: should STOP be lost, only Ready brings a probe
             owner = None if self.is_over else self
             exact = self.tolerance is not None and self.tolerance.is_exact
@@ -183,6 +186,12 @@ class Receiver:
             self._answer_at = now + quiet
             self._answer_by = now + QUIET_BOUND * quiet
 
+    def on_outline(self, frame: Outline) -> None:
+        """A hint of the order: where to aim."""
+        order = None if self.is_over else self._to_come.add(frame)
+        if order is not None:
+            self._link.channel.expect(self.slot, order)
+
     def on_chunk_data(self, frame: ChunkData, *, now: float) -> None:
         """Chunks that came over TCP (hazard 9)."""
         if self._machine.step(ReceiverInput.NEWS):
@@ -200,8 +209,8 @@ class Receiver:
         if self.timer is None or now < self.timer:
             return
         self._look(now)
-        if self._deadline_at is not None and now >= self._deadline_at:
-            self._meet_deadline(now)
+        if self._limit.due is not None and now >= self._limit.due:
+            self._meet_limit(now)
         if self._answer_at is not None and now >= self._answer_at:
             self._machine.step(ReceiverInput.ANSWER_DUE)
             self._answer()
@@ -256,32 +265,24 @@ class Receiver:
         if accepted >= self._target and self._machine.state is ReceiverState.RECEIVING:
             self._decide_stop(now)
 
-    def _set_deadline(self) -> None:
+    def _set_limit(self) -> None:
         """Rounds that may lose chunks and are not critical have a time limit (hazard 11)."""
-        if (
-            self.is_over
-            or not self.plan.timed
-            or self.tolerance is None
-            or self.tolerance.is_exact
-            or not self.layout.count
-        ):
+        if self.is_over or not self.plan.timed or not self.layout.count or self._started is None:
             return
         regime = self._announced_regime() or self.plan.label.regime
-        limit = self._link.deadlines.limit_s(self.stream, self.layout.count)
-        if limit is not None and regime != "critical" and self._started is not None:
-            self._deadline_at = self._started + limit
+        if self.tolerance is not None and not self.tolerance.is_exact and regime != "critical":
+            self._limit.start(self.stream, began=self._started)
 
-    def _meet_deadline(self, now: float) -> None:
-        """Takes what is there if it is at least the floor; else the floor becomes the bound."""
-        deadline, count = self._link.deadlines.plan, self.layout.count
-        assert deadline is not None
-        self._deadline_at = None
-        self._past_deadline = True
-        self._needed = self._target = min(self._needed, deadline.floor_needed(count))
-        if self._accepted >= self._target:
+    def _meet_limit(self, now: float) -> None:
+        """Takes what is there if it is enough; else what is enough becomes the bound."""
+        bound = self._limit.bound_at(now, accepted=self._accepted, needed=self._needed)
+        if bound == self._needed:
+            return
+        self._needed = self._target = bound
+        if self._accepted >= bound:
             self._decide_stop(now)
         else:
-            self._link.channel.set_notify(self.slot, self._target)
+            self._link.channel.set_notify(self.slot, bound)
 
     def _answer(self) -> None:
         """Sends the bitmap (signal B, Algorithm 2 line 16)."""
@@ -317,10 +318,12 @@ class Receiver:
         missing_count = count - self._accepted
         assert 0 <= missing_count <= count - self._needed, "R2: STOP below the bound"
         self._let_go()
-        self._remember_duration(now)
+        if self.tolerance is not None and self._started is not None and count:
+            elapsed_s = now - self._started
+            self._limit.remember(self.stream, self.tolerance, self._accepted, elapsed_s)
         data = encode_ranges(self.bitmap.missing()) if missing_count else b""
         fits = len(data) <= link.fragment_bytes
-        late = self._past_deadline
+        late = self._limit.is_past
         short = Stop(
             self.stream, self.round_id, self._accepted, count, late, data if fits else None
         )
@@ -346,22 +349,13 @@ class Receiver:
             and not self.tolerance.is_exact
         )
 
-    def _remember_duration(self, now: float) -> None:
-        """The time that this round took, or would have taken, for the deadlines of later ones."""
-        if self.tolerance is None or self._started is None or not self.layout.count:
-            return
-        wanted = self.tolerance.needed(self.layout.count)
-        share = min(1.0, self._accepted / wanted) if wanted else 1.0
-        self._link.deadlines.observe(
-            self.stream, self.layout.count, now - self._started, share=share
-        )
-
     def _let_go(self) -> None:
         channel = self._link.channel
         self._duplicates = channel.duplicates(self.slot)
         channel.close_receive(self.slot)
         self._link.outbox.drop(self)
-        self._answer_at = self._deadline_at = None
+        self._answer_at = None
+        self._limit.stop()
 
     def _make_report(self, now: float, counters: dict[str, Any]) -> RoundReport:
         plan = self.plan
@@ -380,7 +374,7 @@ class Receiver:
             datagrams=self._accepted,
             elapsed_s=now - self._started if self._started is not None else 0.0,
             rtt_s=self._link.rtt.smoothed_s,
-            at_deadline=self._past_deadline,
+            at_deadline=self._limit.is_past,
             fallback=self.reliable,
             **counters,
         )

@@ -13,6 +13,7 @@ from .events import FallbackToReliable, Path, SendFinished
 from .layout import ChunkLayout
 from .link import Link, tolerance_text
 from .machine import Machine
+from .outline import outline_frames
 from .plans import SendPlan
 from .reliable import chunk_frames
 from .states import SENDER_HARMLESS, SENDER_TRANSITIONS, SenderInput, SenderState
@@ -152,6 +153,7 @@ class Sender:
         elif self.plan.order is not None:
             self._order = self.plan.order(exact)
             self._link.channel.queue(self.slot, self._order)
+            self._tell_order()
         self.on_progress(now=now)
 
     def imply_stop(self, *, now: float) -> None:
@@ -306,6 +308,13 @@ class Sender:
         wanted = np.zeros(self.layout.count, np.bool_)
         wanted[missing] = True
         return order[wanted[order]]
+
+    def _tell_order(self) -> None:
+        if self._link.outbox.reliable_only or self._order is None:
+            return
+        count = self.layout.count
+        for frame in outline_frames(self._order, count, self.stream, self.round_id):
+            self._link.outbox.put(frame, Path.DATAGRAM, self)
 
     def _wanted(self, chunks: Indices) -> Indices:
         """Those of `chunks` that may be sent: not what an order leaves out."""

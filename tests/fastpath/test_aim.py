@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.fastpath.channels import TAG_A, TAG_B, Datagrams, bitmap_for
+from tests.fastpath.channels import TAG_A, TAG_B, Datagrams, bitmap_for, sender
 from tests.fastpath.implementations import both
 from tests.fastpath.sockets import Sockets, channels_on, send_batch, settle, udp_pair
 
@@ -187,6 +187,32 @@ def test_a_later_pass_fills_the_gaps(fastpath: ModuleType) -> None:
         transfer.send([transfer.chunk(index) for index in first])
         transfer.send([transfer.chunk(index) for index in range(0, 201, 3)])
         transfer.check(set(range(201)))
+
+
+@both
+def test_an_expected_order_is_aimed_for_and_any_other_is_taken(fastpath: ModuleType) -> None:
+    for seed, honest in ((7, True), (8, False)):
+        with udp_pair() as sockets:
+            transfer = Transfer(fastpath, sockets, seed)
+            told = [*range(0, 201, 2), *range(1, 201, 2)]
+            transfer.channel.expect(transfer.slot, told)
+            order = told if honest else transfer.rng.sample(told, len(told))
+            for start in range(0, 201, 40):
+                transfer.send([transfer.chunk(index) for index in order[start : start + 40]])
+            transfer.check(set(range(201)))
+
+
+@both
+def test_an_order_must_name_chunks_of_the_round(fastpath: ModuleType) -> None:
+    channel, _, _ = sender(fastpath)
+    count = 5
+    slot = channel.open_receive(3, 1, bytearray(count * channel.chunk_bytes), bytearray(1))
+    channel.expect(slot, [])
+    channel.expect(slot, [count - 1])
+    with pytest.raises(ValueError, match="names others"):
+        channel.expect(slot, [count])
+    with pytest.raises(ValueError):
+        channel.expect(slot + 1, [0])
 
 
 @both

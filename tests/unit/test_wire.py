@@ -23,6 +23,7 @@ FRAMES: list[wire.Frame] = [
     wire.Bitmap(3, 7, 2, 10, 0, 64, 1, "ranges", b"\x01\x02", 2**40, 2**40 + 100),
     wire.Stop(3, 7, 10, 12, False, b"\x03\x02"),
     wire.Stop(3, 7, 10, 12, True, None),
+    wire.Outline(3, 7, 4096, b"\x1b\xff"),
     wire.ChunkData(3, 7, 5, b"\x00" * 1448),
     wire.Heartbeat(),
     wire.Heartbeat("stream 0 round 7: waiting for rank 2"),
