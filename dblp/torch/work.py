@@ -1,0 +1,83 @@
+"""One bucket on its way: what is known about it between the hook and the result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import torch
+
+from ..collective.base import ExchangeReport
+from ..errors import DBLPError
+from ..tolerance import Tolerance
+from .layout import BucketLayout, Ranges
+
+__all__ = ["BucketWork", "WorkThread"]
+
+
+@dataclass(slots=True, eq=False)
+class BucketWork:
+    """One bucket of one step."""
+
+    stream: int
+    """Index of the bucket."""
+    buffer: torch.Tensor
+    """The flat gradient where the caller keeps it; the mean ends up there."""
+    layout: BucketLayout | None
+    """None where nobody needs the names."""
+    tolerance: Tolerance
+    scale: float
+    """Loss scale of mixed precision; the gradient is that much too large."""
+    future: torch.futures.Future[torch.Tensor]
+    """What DDP waits for."""
+
+    measured: bool = True
+    """Whether somebody needs the norm: the policy, or the ranks, of which one may have a gradient
+    that is not finite in a round that may lose chunks."""
+    host: torch.Tensor | None = None
+    """The gradient in CPU memory; the buffer itself for CPU tensors."""
+    exact: Ranges = ()
+    """Elements that also travel by an exact stream of their own."""
+    sent: torch.Tensor | None = None
+    """Copy of the gradient as it was sent, for error feedback."""
+    backup: torch.Tensor | None = None
+    """Copy of the gradient as it came, for the fallback to the process group."""
+    report: ExchangeReport | None = None
+    error: DBLPError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def complete(self) -> None:
+        """The result is in the buffer, or `error` says why not.  DDP goes on in both cases: an
+        exception in its future would lose its type."""
+        self.done.set()
+        self.future.set_result(self.buffer)
+
+
+class WorkThread:
+    """A daemon thread that does one thing after the other, started by the first.
+
+    It takes what must not hold up the transport's own thread: conversions and copies.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Runs `job`, which must not raise, after those before it."""
+        self._jobs.put(job)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def close(self) -> None:
+        """Ends the thread after what is queued; does not wait."""
+        if self._thread is not None:
+            self._jobs.put(None)
