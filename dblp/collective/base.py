@@ -1,4 +1,4 @@
-"""What averages gradients: the interface that the layers above hold on to."""
+"""What every way to average gradients looks like from outside."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ class ExchangeReport:
     """What one all-reduce did, seen from this rank."""
 
     stream: int
-    """Stream (bucket) id."""
+    """Stream id."""
     tolerance: str
-    """Tolerance of this round, such as "40.8%"."""
+    """Of this round, such as "40.8%"."""
     mean_squared_norm: float
-    """Mean over the ranks of the squared norms, the same float on all ranks; NaN if unknown."""
-    undelivered: tuple[tuple[int, int], ...] = ()
-    """Element ranges [start, stop) of this rank's gradient that did not get to their server."""
-    delivered_share: float = 1.0
-    """Share of this rank's chunks that was delivered, 0 … 1."""
-    regime: str | None = None
-    """"critical" or "normal"; None where no policy decides."""
-    elapsed_s: float = 0.0
+    """Mean over the ranks of the squared norms of their gradients, the same bits on all ranks; NaN
+    when a rank's was not known."""
+    undelivered: tuple[tuple[int, int], ...]
+    """Element ranges [start, stop) of this rank's gradient that are not in the mean, ascending."""
+    delivered_share: float
+    """Share of this rank's chunks that are in the mean, 0 … 1."""
+    regime: str | None
+    """"critical" or "normal", as announced."""
+    elapsed_s: float
     """From the call to the result, in seconds."""
-    rounds: tuple[RoundReport, ...] = ()
-    """The parts: this rank's uplinks and downlinks."""
+    rounds: tuple[RoundReport, ...]
+    """This rank's uplinks and downlinks, one pair per remote server."""
 
 
 class Collective(Protocol):
-    """One process' end of a group of ranks."""
+    """What averages gradients: one process' end of a group of ranks."""
 
     rank: int
+    """Of this process, 0 … world-1."""
     world: int
+    """Number of ranks."""
 
     def all_reduce_async(
         self,
@@ -46,9 +49,12 @@ class Collective(Protocol):
         *,
         stream: int = 0,
         tolerance: Tolerance | str | None = None,
+        critical: bool = False,
         squared_norm: float | None = None,
     ) -> Future[ExchangeReport]:
-        """Replaces `grad` by its mean over the ranks; the future is done when it is."""
+        """Replaces `grad` by its mean over the ranks; `grad` is the transport's until then."""
+        ...
 
     def close(self) -> None:
-        """Releases everything; idempotent, never collective."""
+        """Releases everything; idempotent, waits for nobody."""
+        ...

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 
 from .. import fastpath
 from ..buffers import byte_view_of
 from ..errors import RemoteProtocolError
+from .group import RankGroup
 
 __all__ = ["ReplicaCheck", "parameter_hash", "resync"]
 
@@ -34,7 +34,7 @@ class ReplicaCheck:
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
-        group: dist.ProcessGroup,
+        group: RankGroup,
         *,
         every: int,
         resync: bool,
@@ -42,7 +42,7 @@ class ReplicaCheck:
         """
         Args:
             parameters: of this replica, in the same order on all ranks.
-            group: gloo group of the ranks.
+            group: of the ranks.
             every: steps between two checks.
             resync: replicas may drift: measure how far, and copy rank 0's parameters to all.
                 Otherwise a difference is an error.
@@ -63,8 +63,7 @@ class ReplicaCheck:
         """
         if (step + 1) % self._every:
             return None
-        hashes: list[int] = [0] * dist.get_world_size(self._group)
-        dist.all_gather_object(hashes, parameter_hash(self._parameters), group=self._group)
+        hashes = self._group.gather(parameter_hash(self._parameters))
         others = [rank for rank, value in enumerate(hashes) if value != hashes[0]]
         if not others:
             return 0.0
@@ -80,20 +79,19 @@ class ReplicaCheck:
 
 
 @torch.no_grad()
-def resync(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> float:
+def resync(tensors: Sequence[torch.Tensor], group: RankGroup) -> float:
     """Copies rank 0's values to all ranks; collective.
 
     Returns:
         The largest difference from rank 0's that any element of any rank had.
     """
-    root = dist.get_global_rank(group, 0)
     drift = torch.zeros(1, dtype=torch.float64)
     for tensor in tensors:
-        right = tensor.detach().cpu().clone()
-        dist.broadcast(right, src=root, group=group)
+        right = tensor.detach().cpu().contiguous().clone()
+        group.broadcast(right)
         apart = (right.to(tensor.device) - tensor.detach()).abs()
         if apart.numel():
             drift = torch.maximum(drift, apart.max().cpu().double().reshape(1))
         tensor.detach().copy_(right)
-    dist.all_reduce(drift, op=dist.ReduceOp.MAX, group=group)
+    group.max(drift)
     return float(drift.item())

@@ -12,6 +12,7 @@ import torch
 
 from ..collective.base import Collective
 from ..errors import DBLPError, LocalProtocolError, RoundTimeoutError
+from ..phase import Regime
 from .buffers import HostMemory
 from .consistency import ReplicaCheck
 from .feedback import ErrorFeedback
@@ -103,12 +104,14 @@ class ExchangeEngine:
         """
         if not self._works:
             self._scale = self._parts.get_scale()
-        tolerance = self.clock.decision(stream).tolerance
+        decision = self.clock.decision(stream)
+        tolerance = decision.tolerance
         work = BucketWork(
             stream,
             buffer,
             layout,
             tolerance,
+            decision.regime is Regime.CRITICAL,
             self._scale,
             self._parts.memory.new_future(),
             measured=(

@@ -23,7 +23,7 @@ from .buffers import HostMemory
 from .feedback import ErrorFeedback
 from .layout import subtract
 from .options import ExchangeOptions
-from .work import BucketWork, WorkThread
+from .work import BucketWork, WorkThread, lossless_report
 
 __all__ = ["EXACT_STREAMS", "BucketPipeline"]
 
@@ -55,7 +55,7 @@ class BucketPipeline:
     def launch(self, work: BucketWork) -> None:
         """Starts the exchange of a bucket; `work.done` is set at its end, whatever happens."""
         if work.buffer.numel() == 0:
-            work.report = ExchangeReport(stream=work.stream, tolerance="0%", mean_squared_norm=0.0)
+            work.report = lossless_report(work.stream, 0.0)
             work.complete()
             return
         try:
@@ -136,11 +136,19 @@ class BucketPipeline:
 
         collective = self.collective
         future = collective.all_reduce_async(
-            wire, stream=work.stream, tolerance=work.tolerance, squared_norm=norm
+            wire,
+            stream=work.stream,
+            tolerance=work.tolerance,
+            critical=work.critical,
+            squared_norm=norm,
         )
         if exact is not None:
             beside = collective.all_reduce_async(
-                exact, stream=EXACT_STREAMS + work.stream, tolerance=EXACT, squared_norm=0.0
+                exact,
+                stream=EXACT_STREAMS + work.stream,
+                tolerance=EXACT,
+                critical=work.critical,
+                squared_norm=0.0,
             )
             beside.add_done_callback(lambda done: part_done(done, main=False))
         future.add_done_callback(lambda done: part_done(done, main=True))
@@ -177,7 +185,10 @@ class BucketPipeline:
             ):
                 sent = work.sent if work.sent is not None else host
                 self._feedback.capture(
-                    sent, work.layout, subtract(report.undelivered, work.exact), scale=work.scale
+                    sent,
+                    work.layout,
+                    subtract(tuple(sorted(report.undelivered)), work.exact),
+                    scale=work.scale,
                 )
             if wire is not host:
                 host.copy_(wire)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
-import torch.distributed as dist
 
 from ..collective.base import Collective, ExchangeReport
 from ..errors import DBLPError, PeerLostError
 from ..tolerance import Tolerance
-from .work import BucketWork, WorkThread
+from .group import RankGroup
+from .work import BucketWork, WorkThread, lossless_report
 
 __all__ = ["GroupCollective", "Recovery"]
 
@@ -28,10 +28,10 @@ log = logging.getLogger("dblp")
 class GroupCollective:
     """The process group as a `Collective`: exact, reliable, and as slow as it is."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self.rank = dist.get_rank(group)
-        self.world = dist.get_world_size(group)
+        self.rank = group.rank
+        self.world = group.world
         self._thread = WorkThread("dblp-group")
 
     def all_reduce_async(
@@ -40,6 +40,7 @@ class GroupCollective:
         *,
         stream: int = 0,
         tolerance: Tolerance | str | None = None,
+        critical: bool = False,
         squared_norm: float | None = None,
     ) -> Future[ExchangeReport]:
         """As `Collective.all_reduce_async`; calls are made in the same order on all ranks."""
@@ -48,15 +49,12 @@ class GroupCollective:
 
         def reduce() -> None:
             try:
-                mean_over(self._group, grad)
-                mean_over(self._group, norm)
-            except RuntimeError as error:
-                future.set_exception(lost(error))
+                self._group.mean(grad)
+                self._group.mean(norm)
+            except (DBLPError, RuntimeError) as error:
+                future.set_exception(error)
                 return
-            report = ExchangeReport(
-                stream=stream, tolerance="0%", mean_squared_norm=float(norm.item())
-            )
-            future.set_result(report)
+            future.set_result(lossless_report(stream, float(norm.item())))
 
         self._thread.submit(reduce)
         return future
@@ -66,30 +64,14 @@ class GroupCollective:
         self._thread.close()
 
 
-def mean_over(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
-    """Replaces `tensor` by its mean over the group, which must be one of gloo."""
-    dist.all_reduce(tensor, group=group)
-    tensor.div_(dist.get_world_size(group))
-
-
-def lost(error: BaseException) -> PeerLostError:
-    """What a failure of the process group means."""
-    return PeerLostError(
-        f"the process group failed ({str(error).splitlines()[0]}): a rank is gone or stuck, look "
-        "at the logs of the other ranks"
-    )
-
-
 class Recovery:
     """Settles every step in the same way on all ranks."""
 
-    def __init__(
-        self, kind: str, group: dist.ProcessGroup, reconnect: Callable[[], Collective]
-    ) -> None:
+    def __init__(self, kind: str, group: RankGroup, reconnect: Callable[[], Collective]) -> None:
         """
         Args:
             kind: "skip" or "gloo".
-            group: gloo group of the ranks.
+            group: of the ranks.
             reconnect: makes a new connection between all ranks; called on all of them.
         """
         self._kind = kind
@@ -107,7 +89,7 @@ class Recovery:
         """
         failed = torch.tensor([0 if error is None else 1])
         try:
-            dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
+            self._group.max(failed)
             if not failed.item():
                 return None, None
             error = error or PeerLostError("another rank reported an error: see its log")
@@ -121,11 +103,11 @@ class Recovery:
             for work in works:
                 work.buffer.zero_()
             return error, self._reconnect()
-        except RuntimeError as failure:
-            raise (error or lost(failure)) from failure
+        except DBLPError as failure:
+            raise (error or failure) from failure
 
     def _repeat(self, works: Sequence[BucketWork]) -> None:
         for work in sorted(works, key=lambda item: item.stream):
             if work.backup is not None:
                 work.buffer.copy_(work.backup)
-                mean_over(self._group, work.buffer)
+                self._group.mean(work.buffer)

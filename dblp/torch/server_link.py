@@ -46,6 +46,7 @@ class ServerLink:
         *,
         stream: int = 0,
         tolerance: Tolerance | str | None = None,
+        critical: bool = False,
         squared_norm: float | None = None,
     ) -> Future[ExchangeReport]:
         """As `Collective.all_reduce_async`; `tolerance` is the server's business."""
@@ -71,6 +72,7 @@ def _report_of(stream: int, report: AllReduceReport) -> ExchangeReport:
         stream=stream,
         tolerance=report.tolerance,
         mean_squared_norm=math.nan,
+        undelivered=(),
         delivered_share=report.delivered_share,
         regime=report.regime,
         elapsed_s=report.elapsed_s,

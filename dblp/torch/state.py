@@ -111,12 +111,7 @@ class DBLPState:
         if self._engine is not None:
             raise LocalProtocolError("this state is connected already: call close() first")
         meeting = meet(process_group, self.options, self._terms())
-        try:
-            collective = meeting.connect()
-        except BaseException:
-            meeting.close()
-            raise
-        self._start(meeting, collective)
+        self._start(meeting, meeting.connect())
 
     def _start(self, meeting: Meeting, collective: Collective) -> None:
         options = self.options
@@ -328,9 +323,7 @@ class DBLPState:
         if self._engine is not None and os.getpid() == self._pid:
             self._finalizer()
             self._engine = None
-            if self._meeting is not None:
-                self._meeting.close()
-                self._meeting = None
+            self._meeting = None
 
     def __enter__(self) -> DBLPState:
         return self

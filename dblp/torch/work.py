@@ -14,7 +14,21 @@ from ..errors import DBLPError
 from ..tolerance import Tolerance
 from .layout import BucketLayout, Ranges
 
-__all__ = ["BucketWork", "WorkThread"]
+__all__ = ["BucketWork", "WorkThread", "lossless_report"]
+
+
+def lossless_report(stream: int, mean_squared_norm: float) -> ExchangeReport:
+    """Of a round in which nothing was lost, and of which no more is known."""
+    return ExchangeReport(
+        stream=stream,
+        tolerance="0%",
+        mean_squared_norm=mean_squared_norm,
+        undelivered=(),
+        delivered_share=1.0,
+        regime=None,
+        elapsed_s=0.0,
+        rounds=(),
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +42,8 @@ class BucketWork:
     layout: BucketLayout | None
     """None where nobody needs the names."""
     tolerance: Tolerance
+    critical: bool
+    """Whether the step belongs to a critical regime, in which rounds have no deadline."""
     scale: float
     """Loss scale of mixed precision; the gradient is that much too large."""
     future: torch.futures.Future[torch.Tensor]
