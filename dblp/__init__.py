@@ -1,6 +1,8 @@
 """Bounded-loss gradient transport that follows the training phase (DBLP)."""
 
+from .collective.base import Collective, ExchangeReport
 from .collective.listener import Listener
+from .collective.mesh import Mesh
 from .collective.peer import Peer
 from .collective.server import ParameterServer
 from .collective.worker import AllReduceReport, Worker
@@ -29,10 +31,12 @@ __all__ = [
     "FASTPATH",
     "AdaptiveWindow",
     "AllReduceReport",
+    "Collective",
     "ConfigError",
     "DBLPError",
     "Deadline",
     "Decision",
+    "ExchangeReport",
     "FixedRate",
     "FixedTolerance",
     "GilbertElliott",
@@ -40,6 +44,7 @@ __all__ = [
     "Impairment",
     "Listener",
     "LocalProtocolError",
+    "Mesh",
     "ParameterServer",
     "Peer",
     "PeerLostError",

@@ -87,8 +87,8 @@ class Reducer:
 
     def __init__(
         self,
-        out: _BufferLike,
-        sources: Sequence[_BufferLike],
+        out: _BufferLike | None,
+        sources: Sequence[_BufferLike | None],
         chunk_bytes: int,
         dtype: str,
         contributors: bool = False,
@@ -96,7 +96,10 @@ class Reducer:
         """`out` (writable) and each of `sources` (rank order) are contiguous buffers of equal size
         in bytes, pinned while the Reducer lives; `out` must not overlap a source.  dtype as in
         squared_norm.  contributors=False: divide by len(sources); True: divide each chunk by the
-        number of sources that delivered it."""
+        number of sources that delivered it.
+
+        A source that is None comes later (`provide`); `out` None: the mean replaces the source
+        that is provided."""
 
     count: int  # chunks
     @property
@@ -106,10 +109,13 @@ class Reducer:
     def arrive(self, source: int, indices: npt.ArrayLike) -> None:
         """Source has these chunks.  Chunks now delivered by all sources are reduced and become
         ready.  Called from Channel ingest; at most once per (source, chunk)."""
-    def finish(self, bitmaps: Sequence[_BufferLike]) -> None:
+    def provide(self, source: int, buffer: _BufferLike) -> None:
+        """The whole of a source that was None is in `buffer`: every chunk of it arrives.  Without
+        an `out` the mean is written there too, in place; then nothing else writes to `buffer`."""
+    def finish(self, bitmaps: Sequence[_BufferLike | None]) -> None:
         """All sources have stopped; bitmaps say what each delivered (missing = contributes
-        nothing).  Reduces every chunk that is not ready yet (no contributor: zero) and makes it
-        ready, ascending."""
+        nothing; None: it delivered all).  Reduces every chunk that is not ready yet (no
+        contributor: zero) and makes it ready, ascending."""
 
 class Channel:
     """One direction-pair to one peer over one connected UDP socket: transmit queue, receive table,

@@ -87,8 +87,8 @@ class Reducer:
 
     def __init__(
         self,
-        out: Buffer,
-        sources: Sequence[Buffer],
+        out: Buffer | None,
+        sources: Sequence[Buffer | None],
         chunk_bytes: int,
         dtype: str,
         contributors: bool = False,
@@ -96,23 +96,30 @@ class Reducer:
         """`out` and each of `sources` (rank order) are writable/readable contiguous buffers of
         equal size in bytes, pinned while the Reducer lives.  dtype as in squared_norm.
         contributors=False: divide by len(sources); True: divide each chunk by the number of sources
-        that delivered it."""
-        self._out = _elements(out, dtype, "out", writable=True)
-        self._sources = [_elements(each, dtype, f"source {i}") for i, each in enumerate(sources)]
+        that delivered it.  A source that is None comes later (`provide`); `out` None: the mean
+        replaces the source that is provided."""
+        self._sources = [
+            None if each is None else _elements(each, dtype, f"source {i}")
+            for i, each in enumerate(sources)
+        ]
+        self._out = None if out is None else _elements(out, dtype, "out", writable=True)
+        known = [each for each in (self._out, *self._sources) if each is not None]
+        if not known:
+            raise ValueError("a Reducer needs at least one buffer to know its size")
+        self.nbytes = known[0].nbytes
         if not 1 <= len(self._sources) <= 254:
             raise ValueError(f"a Reducer takes 1 to 254 sources, not {len(self._sources)}")
         for rank, source in enumerate(self._sources):
-            if source.nbytes != self._out.nbytes:
+            if source is not None and source.nbytes != self.nbytes:
                 raise ValueError(
-                    f"source {rank} has {source.nbytes} bytes, out has {self._out.nbytes}: "
+                    f"source {rank} has {source.nbytes} bytes, the others have {self.nbytes}: "
                     "they must be of equal size"
                 )
         self.dtype = dtype
         self.chunk_bytes = chunk_bytes
-        self.nbytes = self._out.nbytes
         self.contributors = contributors
         self._width = _chunk_elements(chunk_bytes, dtype)
-        self.count = chunk_count(self._out.nbytes, chunk_bytes)
+        self.count = chunk_count(self.nbytes, chunk_bytes)
         self._delivered = np.zeros(self.count, np.uint32)
         self._is_ready = np.zeros(self.count, bool)
         self._order = np.zeros(self.count, np.uint32)
@@ -151,24 +158,49 @@ class Reducer:
         if self._delivered[index] == len(self._sources) and not self._is_ready[index]:
             self._reduce(index, range(len(self._sources)))
 
-    def finish(self, bitmaps: Sequence[Buffer]) -> None:
+    def provide(self, source: int, buffer: Buffer) -> None:
+        """The whole of a source that was None is in `buffer`: every chunk of it arrives.  Without
+        an `out` the mean is written there too, in place."""
+        if not 0 <= source < len(self._sources):
+            raise ValueError(f"source {source} is not one of {len(self._sources)} sources")
+        if self._sources[source] is not None:
+            raise ValueError(f"source {source} is there already")
+        in_place = self._out is None
+        elements = _elements(buffer, self.dtype, f"source {source}", writable=in_place)
+        if elements.nbytes != self.nbytes:
+            raise ValueError(
+                f"source {source} has {elements.nbytes} bytes, the others have {self.nbytes}"
+            )
+        self._sources[source] = elements
+        if in_place:
+            self._out = elements
+        for index in range(self.count):
+            self.arrive_one(index)
+
+    def finish(self, bitmaps: Sequence[Buffer | None]) -> None:
         """All sources have stopped; bitmaps say what each delivered (missing = contributes
-        nothing).  Reduces every chunk that is not ready yet (no contributor: zero) and makes it
-        ready, ascending."""
+        nothing; None: it delivered all).  Reduces every chunk that is not ready yet (no
+        contributor: zero) and makes it ready, ascending."""
         if len(bitmaps) != len(self._sources):
             raise ValueError(f"{len(bitmaps)} bitmaps for {len(self._sources)} sources")
-        bits = [bitmap_bits(bitmap, self.count) for bitmap in bitmaps]
+        for rank, source in enumerate(self._sources):
+            if source is None:
+                raise ValueError(f"source {rank} has not been provided")
+        whole = np.ones(self.count, bool)
+        bits = [whole if each is None else bitmap_bits(each, self.count) for each in bitmaps]
         for index in np.flatnonzero(~self._is_ready).tolist():
             self._reduce(index, [rank for rank, row in enumerate(bits) if row[index]])
 
     def _reduce(self, index: int, ranks: Sequence[int]) -> None:
+        assert self._out is not None, "nothing is reduced before every source is there"
         span = slice(index * self._width, (index + 1) * self._width)
-        if ranks:
-            divisor = len(ranks) if self.contributors else len(self._sources)
+        present = [source for rank in ranks if (source := self._sources[rank]) is not None]
+        if present:
+            divisor = len(present) if self.contributors else len(self._sources)
             with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-                total = _widen(self._sources[ranks[0]][span], self.dtype)
-                for rank in ranks[1:]:
-                    total = total + _widen(self._sources[rank][span], self.dtype)
+                total = _widen(present[0][span], self.dtype)
+                for source in present[1:]:
+                    total = total + _widen(source[span], self.dtype)
                 self._out[span] = _narrow(total / total.dtype.type(divisor), self.dtype)
         else:
             self._out[span] = 0

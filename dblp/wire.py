@@ -86,7 +86,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Hello(Frame, tag="hello", frozen=True, array_like=True):
-    """Worker → server, first frame on the TCP connection."""
+    """Worker → server, first frame on the TCP connection; in a mesh every rank is both."""
 
     version: int
     rank: int
@@ -99,6 +99,10 @@ class Hello(Frame, tag="hello", frozen=True, array_like=True):
     """Datagrams that the worker's UDP socket can hold (its receive window)."""
     fingerprint: str = ""
     """Free-form identity of the job; must be equal on all ranks when not empty."""
+    servers: int = 0
+    """Mesh: number of ranks that serve a shard; 0: a worker of a parameter server, or a peer."""
+    to: int = NO_RANK
+    """Mesh: the rank that the newcomer wants to reach at this address."""
 
 
 class Welcome(Frame, tag="welcome", frozen=True, array_like=True):
@@ -143,13 +147,17 @@ class Open(Frame, tag="open", frozen=True, array_like=True):
     wants_ready: bool
     """The sender waits for `Ready` before its first datagram (first round or changed layout)."""
     squared_norm: float
-    """Squared L2 norm of the sender's buffer before transmission; NaN when unknown."""
+    """Uplink: squared L2 norm of the sender's whole buffer before transmission.  Downlink: the mean
+    of these over the ranks.  NaN when unknown."""
     tolerance: str | None
-    """Downlink: exact fraction that the receiver must use.  Uplink: None, the receiver knows it."""
+    """Exact fraction that the receiver must use; None where the receiver knows it: on uplinks to a
+    server whose policy decides, and point to point."""
     critical: bool
-    """Downlink: whether this round is in a critical learning regime."""
+    """Whether this round is in a critical learning regime; with `tolerance`."""
     next_tolerance: str | None
     """Downlink: uplink tolerance of the next round of this stream, for the choice of send order."""
+    whole_bytes: int = 0
+    """Size of the buffer of which this round carries one shard; 0: the round is the buffer."""
 
 
 class Ready(Frame, tag="ready", frozen=True, array_like=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import sys
@@ -11,22 +10,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from .. import wire
 from ..config import TransportConfig
 from ..errors import (
     ConfigError,
     DBLPError,
-    RemoteProtocolError,
     RoundAbortedError,
 )
 from ..faults import Impairment
 from ..io.acceptor import Acceptor, Terms
-from ..io.control import ControlConnection, parse_address
-from ..io.driver import Driver, PeerLink, make_link
+from ..io.control import parse_address
+from ..io.driver import Driver, PeerLink
 from ..io.loop import LoopThread
 from ..phase import FixedTolerance, TolerancePolicy
 from ..stats import RoundReport
-from ..wire import Abort, Bye, Hello
+from ..wire import Bye
+from .admission import Admission, Job, tell
 from .server_core import Downlink, MissingRule, NormSource, ServerCore
 
 __all__ = ["ParameterServer"]
@@ -43,109 +41,37 @@ ReportSink = Callable[[RoundReport], None]
 
 
 class _ServerOwner:
-    """Lives on the loop thread: accepts workers, drives their links, tells the core."""
+    """Lives on the loop thread: drives the workers' links, tells the core."""
 
     def __init__(
         self,
         thread: LoopThread,
         core: ServerCore,
-        acceptor: Acceptor,
-        terms: Terms,
-        config: TransportConfig,
-        fingerprint: str,
+        admission: Admission,
         on_report: ReportSink,
         over: threading.Event,
     ) -> None:
         self.core = core
-        self._thread = thread
-        self._acceptor = acceptor
-        self._terms = terms
-        self._config = config
-        self._fingerprint = fingerprint
+        self._admission = admission
         self._on_report = on_report
         self._over = over
-        self._links: dict[int, PeerLink] = {}
-        self._joining: set[int] = set()
+        self._links = admission.links
         self._left: set[int] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-        self.driver = Driver(thread.loop, thread.wake_fd, config, self)
+        self.driver = Driver(thread.loop, thread.wake_fd, admission.config, self)
+        admission.error = lambda: core.error
+        admission.on_events = self._on_events
+        admission.on_joined = self._on_joined
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._acceptor.start(loop)
-        self._server = await loop.create_server(self._new_connection, sock=self._acceptor.tcp)
-        self.driver.extra_fds = [self._acceptor.tcp.fileno(), self._acceptor.udp.fileno()]
+        self.driver.extra_fds = await self._admission.start()
 
-    # --- joining
-
-    def _new_connection(self) -> ControlConnection:
-        control = ControlConnection()
-        task = asyncio.get_running_loop().create_task(self._join(control))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return control
-
-    async def _join(self, control: ControlConnection) -> None:
-        """From the connection to a driven link, or a refusal that says why."""
-        joining: list[Hello] = []
-
-        def check(hello: Hello) -> None:
-            self._check(hello)
-            joining.append(hello)
-            self._joining.add(hello.rank)
-
-        try:
-            connection = await self._acceptor.admit(control, self._terms, check)
-        finally:
-            for hello in joining:
-                self._joining.discard(hello.rank)
-        if connection is None:
-            return
-        rank = connection.rank
-        self._fingerprint = self._fingerprint or joining[0].fingerprint
-        link = make_link(
-            f"rank {rank}", connection, self._config, lambda now: self._on_events(rank, now)
-        )
-        self._links[rank] = link
+    def _on_joined(self, rank: int, link: PeerLink) -> None:
         self.driver.add(link)
         self.core.attach(rank, link.session, now=self.driver.now())
         if self.core.error is not None:  # the job has ended during the handshake
             link.session.abort(self.core.error)
             tell(link, self.core.error)
         self.driver.kick()
-
-    def _check(self, hello: Hello) -> None:
-        """Refuses a worker that cannot be part of this job."""
-        world, rank = self.core.world, hello.rank
-        if self.core.error is not None:
-            raise RoundAbortedError(
-                f"the job has ended ({self.core.error}): start the server again"
-            )
-        if rank == wire.NO_RANK:
-            raise RemoteProtocolError(
-                "this is a parameter server, and a Peer has connected: use a Worker, or a Listener "
-                "on the other side"
-            )
-        if hello.world not in (0, world):
-            raise RemoteProtocolError(
-                f"rank {rank} expects {hello.world} workers, the server {world}: give all the same "
-                "number"
-            )
-        if not 0 <= rank < world:
-            raise RemoteProtocolError(
-                f"rank {rank} is out of range: the server takes {world} workers, ranks 0 to "
-                f"{world - 1}"
-            )
-        if rank in self._links or rank in self._joining:
-            raise RemoteProtocolError(
-                f"rank {rank} is taken: give every worker a rank of its own, 0 to {world - 1}"
-            )
-        if self._fingerprint and hello.fingerprint and hello.fingerprint != self._fingerprint:
-            raise RemoteProtocolError(
-                f"rank {rank} has fingerprint {hello.fingerprint!r}, the job "
-                f"{self._fingerprint!r}: start all ranks with the same model and settings"
-            )
 
     # --- Owner of the driver
 
@@ -173,22 +99,17 @@ class _ServerOwner:
         return self.core.next_timeout()
 
     def on_link_failed(self, link: PeerLink, error: DBLPError) -> None:
-        rank = next(rank for rank, other in self._links.items() if other is link)
+        rank = self._admission.rank_of(link)
+        assert rank is not None
         if rank not in self._left:
             self.core.peer_lost(rank, error, now=self.driver.now())
         tell(link, error)  # the core tells the others
 
     def stall(self) -> str:
-        missing = sorted(set(range(self.core.world)) - set(self._links))
-        if missing:
-            return f"waiting for ranks {', '.join(map(str, missing))} to connect"
-        return self.core.stall()
+        return self._admission.absent() or self.core.stall()
 
     async def shut_down(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
+        self._admission.stop()
         self.driver.settle()  # what has arrived counts: a round may be over by now
         if self.core.error is None and len(self._left) < self.core.world:
             if self.core.stall():
@@ -198,7 +119,7 @@ class _ServerOwner:
                     link.control.send(Bye())
         self.on_tick(self.driver.now())
         self.driver.close()
-        self._acceptor.close()
+        self._admission.close()
 
 
 class ParameterServer:
@@ -232,8 +153,9 @@ class ParameterServer:
             address: "host:port" or (host, port); port 0 takes a free one.
             workers: number of workers, 1 … 254.
             policy: decides the tolerance of every round; None is exact (p = 0).
-            downlink: "exact" keeps replicas bit-identical; "lossy" is the paper's, with the
-                policy's tolerance.
+            downlink: "exact" keeps replicas bit-identical; "common" too, with the policy's
+                tolerance: the server leaves out the chunks of least energy, for all workers the
+                same; "lossy" is the paper's, with the policy's tolerance.
             rule: "zero" (paper) divides by the number of workers; "contributors" divides each chunk
                 by the number of workers that delivered it.
             norm: "sent" detects phases on the workers' own gradients; "received" (paper) on the
@@ -249,7 +171,7 @@ class ParameterServer:
         """
         self.config = config if config is not None else TransportConfig()
         _check_workers(workers)
-        check_choice("downlink", downlink, ("exact", "lossy"))
+        check_choice("downlink", downlink, ("exact", "common", "lossy"))
         check_choice("rule", rule, ("zero", "contributors"))
         check_choice("norm", norm, ("sent", "received"))
         chosen = policy if policy is not None else FixedTolerance(0)
@@ -278,37 +200,29 @@ class ParameterServer:
         acceptor = Acceptor(host, port, self.config, impairment)
         self.address = acceptor.address
         """Where it listens, as "host:port"; hand this to the workers."""
-        self._owner = self._launch(core, acceptor, terms, fingerprint)
+        job = Job(ranks=tuple(range(workers)), world=workers, fingerprint=fingerprint)
+        self._owner = self._launch(core, Admission(acceptor, terms, self.config, job))
 
-    def _launch(
-        self, core: ServerCore, acceptor: Acceptor, terms: Terms, fingerprint: str
-    ) -> _ServerOwner:
+    def _launch(self, core: ServerCore, admission: Admission) -> _ServerOwner:
         """The owner, started on its own loop thread; thread and sockets end when that fails."""
         try:
             self._thread = LoopThread(self.config.loop, "dblp-server")
         except BaseException:
-            acceptor.close()
+            admission.close()
             raise
         try:
-            owner: _ServerOwner = self._thread.call(
-                self._start(core, acceptor, terms, fingerprint), START_MARGIN_S
-            )
+            owner: _ServerOwner = self._thread.call(self._start(core, admission), START_MARGIN_S)
         except BaseException:
             self._thread.close()
-            acceptor.close()
+            admission.close()
             raise
         return owner
 
-    async def _start(
-        self, core: ServerCore, acceptor: Acceptor, terms: Terms, fingerprint: str
-    ) -> _ServerOwner:
+    async def _start(self, core: ServerCore, admission: Admission) -> _ServerOwner:
         owner = _ServerOwner(
             self._thread,
             core,
-            acceptor,
-            terms,
-            self.config,
-            fingerprint,
+            admission,
             report_keeper(self.reports, self._on_report),
             self._over,
         )
@@ -368,11 +282,6 @@ def report_keeper(reports: deque[RoundReport], on_report: ReportSink | None) -> 
                 log.exception("on_report raised; the report is in ParameterServer.reports")
 
     return keep
-
-
-def tell(link: PeerLink, error: DBLPError) -> None:
-    """Tells the worker at the other end why the job is over; nothing if it cannot hear that."""
-    link.control.send(Abort(kind=type(error).__name__, reason=str(error)))
 
 
 def _check_workers(workers: object) -> None:

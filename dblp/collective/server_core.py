@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import deque
 from typing import Literal
@@ -27,17 +26,16 @@ from ..proto import (
     Session,
 )
 from ..stats import RoundReport
-from ..tolerance import EXACT, Tolerance
 from ..wire import Abort, Frame, Open, next_round, round_is_newer
 from .buffers import BufferPool
-from .round_layout import RoundLayout, disagreement, objection
+from .local_rank import FinishedLocal, LocalRank, LocalRound
+from .round_layout import RoundLayout, disagreement, objection, told_by
+from .server_decisions import Decisions, Downlink, NormSource
 from .server_round import ServerRound, Stage, StreamState
 
 __all__ = ["Downlink", "MissingRule", "NormSource", "ServerCore"]
 
-Downlink = Literal["exact", "lossy"]
 MissingRule = Literal["zero", "contributors"]
-NormSource = Literal["sent", "received"]
 
 
 class ServerCore:
@@ -56,10 +54,13 @@ class ServerCore:
     design): `WorkerCore` keeps the rounds of a stream in order.  That is why two result buffers
     and one set of receive buffers per stream are enough.
 
-    *Commands*: `attach`, `fail`.
+    One of the ranks may be *local* (a mesh): it has no session, its chunks are all there at once,
+    and the mean is written over its gradient (`LocalRank`).
+
+    *Commands*: `attach`, `all_reduce_local`, `fail`.
     *Inputs*: `on_events`, `on_timeout`, `peer_lost`.
-    *Outputs*: `take_broadcast`, `take_reports`, `take_notices`, `next_timeout`, and what the
-    sessions have to send: an input for one rank may put work in the sessions of the others.
+    *Outputs*: `take_broadcast`, `take_reports`, `take_notices`, `take_local`, `next_timeout`, and
+    what the sessions have to send: an input for one rank may put work in those of the others.
     *Getters*: `error`, `stall`, `pool`.
 
     After an error every session is aborted and the core accepts no further round.
@@ -76,17 +77,20 @@ class ServerCore:
         norm: NormSource = "sent",
         rng: random.Random,
         first_round: int = 0,
+        local: int | None = None,
     ) -> None:
-        """`first_round`: id of the first round of every stream, as for `WorkerCore`."""
+        """`first_round`: id of the first round of every stream, as for `WorkerCore`; `local`: the
+        rank that lives here."""
         self.world = world
-        self.policy = policy
+        self.remotes = [rank for rank in range(world) if rank != local]
+        """Ranks that have a session."""
         self.pool = BufferPool()
         self.error: DBLPError | None = None
         """Why the job cannot go on; None while it can."""
         self._config = config
-        self._exact_downlink = downlink == "exact"
+        self._decisions = Decisions(policy, downlink=downlink, norm=norm)
+        self._local = None if local is None else LocalRank(local)
         self._contributors = rule == "contributors"
-        self._norm_received = norm == "received"
         self._first_round = first_round
         self._order_seed = rng.getrandbits(32)
         self._attached: dict[int, Session] = {}
@@ -104,12 +108,25 @@ class ServerCore:
 
     def attach(self, rank: int, session: Session, *, now: float) -> None:
         """Adds the session to `rank`; rounds start when all ranks are there."""
-        assert 0 <= rank < self.world and rank not in self._attached, rank
+        assert rank in self.remotes and rank not in self._attached, rank
         self._attached[rank] = session
-        if len(self._attached) == self.world:
-            self._sessions = [self._attached[r] for r in range(self.world)]
-            for r in range(self.world):
+        if len(self._attached) == len(self.remotes):
+            self._sessions = [self._attached[r] for r in self.remotes]
+            self._announce_local(now)
+            for r in self.remotes:
                 self.on_events(r, now=now)
+
+    def all_reduce_local(self, round_: LocalRound, *, now: float) -> None:
+        """Starts (or queues) a round of the local rank; `check_buffer` holds for its buffer.
+
+        Raises the error with which the job has ended before.
+        """
+        assert self._local is not None, "no rank is local"
+        if self.error is not None:
+            raise self.error
+        self._local.add(round_)
+        if self._sessions:
+            self._announce_local(now)
 
     def fail(self, error: DBLPError, *, lost: int | None = None) -> None:
         """Ends the job: every rank but `lost` is told, every session is aborted.  Idempotent."""
@@ -125,13 +142,15 @@ class ServerCore:
         self._touched.clear()
         self._backlog.clear()
         self.pool.clear()
+        if self._local is not None:
+            self._local.fail(error)
 
     # --- inputs -----------------------------------------------------------------------------
 
     def on_events(self, rank: int, *, now: float, pause: bool = False) -> bool:
         """Acts on what the session to `rank` has to tell.  With `pause` it returns True once
         downlinks have started: send their first chunks, then call again for the bookkeeping."""
-        if self.error is not None or len(self._attached) < self.world:
+        if self.error is not None or not self._sessions:
             return False  # events wait in the session until all ranks are there
         touched, backlog = self._touched, self._backlog
         touched.add(rank)
@@ -139,11 +158,12 @@ class ServerCore:
             if backlog:
                 owner, event = backlog.popleft()
                 self._on_event(owner, event, now)
+                self._announce_local(now)
                 started, self._started_downlinks = self._started_downlinks, False
                 if started and pause:
                     return self.error is None
                 continue
-            session = self._sessions[rank := touched.pop()]
+            session = self._attached[rank := touched.pop()]
             if session.error is not None:  # it said Abort, or what it must not say
                 self.peer_lost(rank, session.error, now=now)
             elif events := session.take_events():
@@ -171,7 +191,7 @@ class ServerCore:
         """The connection to `rank` is gone or broken: every other rank learns which one it was."""
         if isinstance(error, PeerLostError):
             reason = str(error)
-            if f"rank {rank}" not in reason:
+            if "rank " not in reason:  # else it names the rank, or another one that was lost first
                 reason = f"rank {rank} is lost: {reason}"
             error = PeerLostError(reason)
         elif f"rank {rank}" not in str(error):
@@ -194,6 +214,10 @@ class ServerCore:
         """One-sentence warnings for the operator since the last call."""
         taken, self._notices = self._notices, []
         return taken
+
+    def take_local(self) -> list[FinishedLocal]:
+        """Rounds of the local rank that ended since the last call."""
+        return [] if self._local is None else self._local.take_finished()
 
     def next_timeout(self) -> float | None:
         """When `on_timeout` wants to be called, in seconds, or None.  Sessions have their own."""
@@ -226,18 +250,12 @@ class ServerCore:
 
     def _on_open(self, rank: int, offer: Open, now: float) -> None:
         """`rank` announces a round."""
-        reason = objection(rank, offer, self._sessions[rank].channel.chunk_bytes)
+        session = self._attached.get(rank, self._sessions[0])
+        reason = objection(rank, offer, session.channel.chunk_bytes)
         if reason is not None:
             self.fail(RemoteProtocolError(reason))
             return
-        stream = self._streams.get(offer.stream)
-        if stream is None:
-            stream = self._streams[offer.stream] = StreamState(
-                offer.stream,
-                round_id=self._first_round,
-                world=self.world,
-                decision=self.policy.initial(),
-            )
+        stream = self._stream(offer.stream)
         current = stream.current
         if offer.round == current.round_id:
             self._on_offer(stream, rank, offer, now)
@@ -268,12 +286,14 @@ class ServerCore:
             self._refuse_rounds_without_the_left()
             if self.error is not None:
                 return
-        layout = RoundLayout.of(offer)
+        layout, told = RoundLayout.of(offer), told_by(offer)
         if round_.announced is None:
-            round_.announced = layout
-        if layout != round_.announced:
+            round_.announced, round_.told = layout, told
+        if layout != round_.announced or told != round_.told:
             self.fail(RemoteProtocolError(disagreement(round_.offers)))
-        elif round_.offered == self.world:
+            return
+        round_.provide()
+        if round_.offered == self.world:
             if round_.layout != layout:
                 if round_.stage is Stage.ARMED:
                     round_.disarm(self._sessions, self.pool)
@@ -284,12 +304,14 @@ class ServerCore:
     def _on_all_offers(self, stream: StreamState, now: float) -> None:
         """Every rank has announced the current round: the policy can decide, chunks can go down."""
         round_ = stream.current
-        if self._norm_received:
+        if self._decisions.norm_received:
             return
-        total = sum(offer.squared_norm for offer in round_.offers if offer is not None)
+        total = 0.0
+        for offer in round_.offers:  # one by one: sum() rounds differently from Python 3.12 on
+            total += 0.0 if offer is None else offer.squared_norm
         self._decide(stream, round_, total / self.world)
         round_.stage = Stage.FLOWING
-        if round_.may_pipeline(self._downlink_tolerance(round_), self._config.stop):
+        if self._decisions.may_pipeline(round_, self._config.stop):
             self._start_downlinks(round_, now)
 
     def _on_uplink_finished(self, event: ReceiveFinished, now: float) -> None:
@@ -319,7 +341,7 @@ class ServerCore:
             self._start_downlinks(round_, now)
         self._close_if_done(stream, round_)
         following = stream.advance()
-        if len(self._left) < self.world:
+        if len(self._left) < len(self.remotes):
             assert round_.layout is not None
             self._arm(following, round_.layout, now)
         early, stream.early = stream.early, []
@@ -338,7 +360,7 @@ class ServerCore:
 
     def _imply_stop(self, stream: StreamState, round_: ServerRound, rank: int, now: float) -> None:
         """`rank` has the mean of `round_`, though its STOP may be lost."""
-        self._sessions[rank].imply_stop(round_.stream, round_.round_id, now=now)
+        self._attached[rank].imply_stop(round_.stream, round_.round_id, now=now)
         self._touched.add(rank)
         self._downlink_over(stream, round_, rank)
 
@@ -348,6 +370,18 @@ class ServerCore:
 
     # --- inside -----------------------------------------------------------------------------
 
+    def _stream(self, stream: int) -> StreamState:
+        state = self._streams.get(stream)
+        if state is None:
+            state = self._streams[stream] = StreamState(
+                stream,
+                round_id=self._first_round,
+                world=self.world,
+                ranks=self.remotes,
+                decision=self._decisions.initial,
+            )
+        return state
+
     def _open_rounds(self) -> list[ServerRound]:
         return [round_ for stream in self._streams.values() for round_ in stream.open_rounds()]
 
@@ -355,28 +389,25 @@ class ServerCore:
         if not round_.downlinks_open and round_.stage is Stage.REDUCED:
             round_.give_back_result(self.pool)
             round_.stage = Stage.DONE
+            if self._local is not None:
+                self._local.finish(round_)
             round_.deadline = None
             if stream.previous is round_:
                 stream.previous = None
 
     def _decide(self, stream: StreamState, round_: ServerRound, mean_square: float) -> None:
-        """Asks the policy once; the answer holds for this downlink and the next uplink."""
-        norm = math.sqrt(mean_square) if mean_square >= 0 else math.nan
-        decision = self.policy.observe(stream=round_.stream, step=round_.step, norm=norm)
-        round_.decision = decision
-        stream.decision = decision
-
-    def _downlink_tolerance(self, round_: ServerRound) -> Tolerance:
-        assert round_.decision is not None
-        return EXACT if self._exact_downlink else round_.decision.tolerance
+        """Fixes the tolerance of this downlink and of the next uplink."""
+        self._decisions.decide(round_, mean_square)
+        stream.decision = self._decisions.following(round_, stream.decision)
 
     def _start_downlinks(self, round_: ServerRound, now: float) -> None:
-        tolerance = self._downlink_tolerance(round_)
+        tolerance = self._decisions.downlink_tolerance(round_)
         order = None
         if round_.stage is not Stage.FLOWING:
-            order = round_.send_order(self._config, self._order_seed, tolerance)
+            common = self._decisions.common and not tolerance.is_exact
+            order = round_.send_order(self._config, self._order_seed, tolerance, best=common)
         round_.start_downlinks(self._sessions, tolerance, order, now=now)
-        self._touched.update(range(self.world))
+        self._touched.update(self.remotes)
         self._started_downlinks = True
 
     def _arm(self, round_: ServerRound, layout: RoundLayout, now: float) -> None:
@@ -389,7 +420,21 @@ class ServerCore:
                     f"and a result of {layout.nbytes:,} bytes: use a larger host or smaller buckets"
                 )
             )
-        self._touched.update(range(self.world))
+        self._touched.update(self.remotes)
+
+    def _announce_local(self, now: float) -> None:
+        """The local rank's next rounds, where it has the ones before."""
+        local = self._local
+        if local is None:
+            return
+        for stream in local.due():
+            current = self._stream(stream)
+            round_ = local.next(stream, current) if self.error is None else None
+            if round_ is not None:
+                current.current.local = round_
+                chunk_bytes = self._sessions[0].channel.chunk_bytes
+                offer = round_.announcement(current.current.round_id, chunk_bytes)
+                self._on_open(local.rank, offer, now)
 
     def _refuse_rounds_without_the_left(self) -> None:
         """A rank that is gone will never announce a round that others wait in."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from .. import fastpath
 from ..config import TransportConfig
@@ -16,7 +19,6 @@ from ..wire import Open, next_round
 from .round_layout import RoundLayout
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from .buffers import BufferPool
@@ -43,30 +45,50 @@ class Stage(Enum):
     DONE = "done"
 
 
+class LocalSource(Protocol):
+    """What a round needs of the local rank's part."""
+
+    buffer: memoryview
+
+
 class ServerRound:
     """One round of one stream on the server: N uplinks, one reduction, N downlinks.
 
-    Commands: `arm`, `disarm`, `start_downlinks`, `reduce`, `give_back_result`.  Getters:
-    `may_pipeline`, `send_order`, `where`, `waiting_for`, `progress_report`.  Everything else is
-    state that `ServerCore` keeps here; lists are indexed by rank.
+    Commands: `arm`, `provide`, `disarm`, `start_downlinks`, `reduce`, `give_back_result`.  Getters:
+    `send_order`, `uplink_tolerance`, `where`, `waiting_for`, `progress_report`.  Everything else is
+    state that `ServerCore` keeps here.  Offers are indexed by rank; receivers, senders and sources
+    are those of the remote ranks, in rank order.
     """
 
     __slots__ = (
-        "announced", "deadline", "decision", "downlinks_open", "layout", "offered", "offers",
-        "receivers", "reducer", "result", "round_id", "senders", "sources", "stage", "step",
-        "stream", "uplink_decision", "uplinks_left",
+        "announced", "deadline", "decision", "downlinks_open", "layout", "local", "mean_square",
+        "offered", "offers", "ranks", "receivers", "reducer", "result", "round_id", "senders",
+        "sources", "stage", "step", "stream", "told", "uplink_decision", "uplinks_left",
     )  # fmt: skip
 
     def __init__(
-        self, *, stream: int, round_id: int, step: int, world: int, decision: Decision
+        self,
+        *,
+        stream: int,
+        round_id: int,
+        step: int,
+        world: int,
+        ranks: Sequence[int],
+        decision: Decision,
     ) -> None:
+        """`ranks`: the remote ones, of `world`."""
         self.stream = stream
         self.round_id = round_id
         self.step = step
         """Rounds of this stream before this one; does not wrap."""
         self.stage = Stage.GATHERING
         self.uplink_decision = decision
-        """Fixed here for the life of the round and the same for all ranks (C1)."""
+        """Fixed here for the life of the round and the same for all ranks (C1), unless they
+        announce one."""
+        self.told: Decision | None = None
+        """What the ranks have announced; None: nothing, or not yet."""
+        self.mean_square = math.nan
+        """Mean over the ranks of the squared norms; NaN while it is not known."""
         self.decision: Decision | None = None
         """For this downlink and the next uplink; None before all norms are known."""
         self.announced: RoundLayout | None = None
@@ -80,8 +102,11 @@ class ServerRound:
         self.sources: list[npt.NDArray[np.uint8]] = []
         self.result: npt.NDArray[np.uint8] | None = None
         self.reducer: fastpath.Reducer | None = None
-        self.uplinks_left = world
-        self.downlinks_open = set(range(world))
+        self.ranks = ranks
+        self.local: LocalSource | None = None
+        """The round of the local rank, once it is there."""
+        self.uplinks_left = len(ranks)
+        self.downlinks_open = set(ranks)
         """Ranks that may still read the result: their senders are not over."""
         self.deadline: float | None = None
         """When the round has taken too long, in seconds; None before the first announcement."""
@@ -97,21 +122,25 @@ class ServerRound:
     ) -> None:
         """Makes every rank able to send this round; MemoryError when the buffers cannot be had."""
         assert self.stage is Stage.GATHERING, self.stage
-        world = len(sessions)
         self.layout = layout
-        self.result = pool.acquire(layout.nbytes)
-        self.sources = [pool.acquire(layout.nbytes) for _ in range(world)]
+        if len(self.ranks) == len(self.offers):  # else the mean replaces the local gradient
+            self.result = pool.acquire(layout.nbytes)
+        self.sources = [pool.acquire(layout.nbytes) for _ in self.ranks]
+        by_rank: list[npt.NDArray[np.uint8] | None] = [None] * len(self.offers)
+        for rank, source in zip(self.ranks, self.sources, strict=True):
+            by_rank[rank] = source
         self.reducer = fastpath.Reducer(
-            self.result, self.sources, layout.chunk_bytes, layout.dtype, contributors
+            self.result, by_rank, layout.chunk_bytes, layout.dtype, contributors
         )
         tolerance = self.uplink_decision.tolerance
         self.receivers = [
             session.arm(
                 stream=self.stream,
                 round_id=self.round_id,
-                buffer=self.sources[rank].data,
+                buffer=source.data,
                 dtype=layout.dtype,
                 tolerance=tolerance,
+                yields=True,
                 reducer=self.reducer,
                 source=rank,
                 direction="uplink",
@@ -119,47 +148,58 @@ class ServerRound:
                 regime=self.uplink_decision.regime.value,
                 now=now,
             )
-            for rank, session in enumerate(sessions)
+            for rank, source, session in zip(self.ranks, self.sources, sessions, strict=True)
         ]
         self.stage = Stage.ARMED
+        self.provide()
+
+    def provide(self) -> None:
+        """The local rank's gradient arrives as a whole, if it is there and fits what is armed."""
+        local = self.local
+        if local is None or self.reducer is None or self.result is not None:
+            return
+        assert self.layout is not None
+        if self.announced == self.layout:
+            self.result = np.frombuffer(local.buffer, np.uint8)
+            local_rank = next(r for r in range(len(self.offers)) if r not in self.ranks)
+            self.reducer.provide(local_rank, self.result)
 
     def disarm(self, sessions: Sequence[Session], pool: BufferPool) -> None:
         """Takes back an armed round into which nothing has come: its layout has changed."""
         assert self.stage is Stage.ARMED, self.stage
+        assert self.local is None or self.result is None, "a local gradient fits what is armed"
         for session in sessions:
             session.release(self.stream, self.round_id)
         self._give_back_sources(pool)
-        self.give_back_result(pool)
+        if self.result is not None:
+            self.give_back_result(pool)
+        self.reducer = None
         self.receivers = []
         self.layout = None
         self.stage = Stage.GATHERING
 
-    def may_pipeline(self, downlink: Tolerance, stop: str) -> bool:
-        """Whether chunks may go down before all uplinks have stopped.
-
-        A worker whose downlink ends zeroes the missing chunks of the buffer that it also sends
-        from, and falls silent.  So the end of a downlink must imply that the server needs no more
-        from any uplink: true if the downlink needs every chunk, or no fewer than an eager uplink.
-        """
-        count = self.receivers[0].layout.count
-        needed = downlink.needed(count)
-        if needed == count:
-            return True
-        return stop == "eager" and needed >= self.uplink_decision.tolerance.needed(count)
-
     def send_order(
-        self, config: TransportConfig, seed: int, tolerance: Tolerance
+        self, config: TransportConfig, seed: int, tolerance: Tolerance, *, best: bool
     ) -> npt.NDArray[np.uint32]:
-        """Order in which the complete mean goes down, the same for all ranks."""
+        """Order in which the complete mean goes down, the same for all ranks.
+
+        With `best` only as many chunks as the tolerance needs go down, those of the most energy;
+        the others become zero here too, so that all ranks have the same.
+        """
         assert self.layout is not None and self.result is not None
-        return send_order(
-            config.order_for(exact=tolerance.is_exact, dtype=self.layout.dtype),
+        kind = config.order_for(exact=tolerance.is_exact, dtype=self.layout.dtype)
+        order = send_order(
+            "magnitude" if best else kind,
             self.receivers[0].layout,
             round_id=self.round_id,
             seed=seed << 16 | self.stream,
             buffer=self.result.data,
             dtype=self.layout.dtype,
         )
+        if best:
+            order = order[: tolerance.needed(len(order))]
+            self._keep_only(order)
+        return order
 
     def start_downlinks(
         self,
@@ -184,18 +224,23 @@ class ServerRound:
                 wait_ready=False,
                 tolerance=tolerance,
                 critical=critical,
-                next_tolerance=self.decision.tolerance,
+                squared_norm=self.mean_square,
+                next_tolerance=None if self.told is not None else self.decision.tolerance,
+                whole_bytes=self.layout.whole_bytes,
                 direction="downlink",
                 rank=rank,
                 now=now,
             )
-            for rank, session in enumerate(sessions)
+            for rank, session in zip(self.ranks, sessions, strict=True)
         ]
 
     def reduce(self, sessions: Sequence[Session], pool: BufferPool) -> None:
         """Completes the mean; every uplink has stopped.  Frees the receive buffers."""
         assert self.reducer is not None and self.uplinks_left == 0
-        self.reducer.finish([receiver.bitmap.bits for receiver in self.receivers])
+        bitmaps: list[bytearray | None] = [None] * len(self.offers)  # None: the local rank's
+        for rank, receiver in zip(self.ranks, self.receivers, strict=True):
+            bitmaps[rank] = receiver.bitmap.bits
+        self.reducer.finish(bitmaps)
         for session in sessions:
             session.release(self.stream, self.round_id)
         self._give_back_sources(pool)
@@ -203,9 +248,15 @@ class ServerRound:
     def give_back_result(self, pool: BufferPool) -> None:
         """No sender reads the result any more."""
         assert self.result is not None
-        pool.release(self.result)
+        if self.local is None:
+            pool.release(self.result)
         self.result = None
         self.reducer = None
+
+    @property
+    def uplink_tolerance(self) -> Tolerance:
+        """Of all uplinks of the round, once all ranks have announced it."""
+        return (self.told or self.uplink_decision).tolerance
 
     @property
     def where(self) -> str:
@@ -219,11 +270,11 @@ class ServerRound:
             return f"waiting for rank {', '.join(absent)} to announce it"
         parts = [
             f"the uplink of rank {rank} has {receiver.accepted} of {receiver.needed} chunks"
-            for rank, receiver in enumerate(self.receivers)
+            for rank, receiver in zip(self.ranks, self.receivers, strict=False)
             if self.uplinks_left and not receiver.is_over
         ] or [
             f"rank {rank} has not confirmed its downlink"
-            for rank, sender in enumerate(self.senders)
+            for rank, sender in zip(self.ranks, self.senders, strict=False)
             if not sender.is_over
         ]
         return ", ".join(parts) or "waiting for the server"
@@ -234,6 +285,15 @@ class ServerRound:
             if not receiver.is_over:
                 return receiver.progress_report(now=now)
         return None
+
+    def _keep_only(self, order: npt.NDArray[np.uint32]) -> None:
+        """Zeroes the chunks of the mean that `order` leaves out."""
+        assert self.result is not None and self.layout is not None
+        count = self.receivers[0].layout.count
+        kept = np.zeros(count, np.uint8)
+        kept[order] = 1
+        bits = np.packbits(kept, bitorder="little")
+        fastpath.zero_missing(self.result, bits, count, self.layout.chunk_bytes)
 
     def _give_back_sources(self, pool: BufferPool) -> None:
         for buffer in self.sources:
@@ -249,14 +309,17 @@ class StreamState:
     the result of round r (`WorkerCore`), so the announcements of r+1 end the downlinks of r.
     """
 
-    __slots__ = ("current", "decision", "early", "previous", "world")
+    __slots__ = ("current", "decision", "early", "previous", "ranks", "world")
 
-    def __init__(self, stream: int, *, round_id: int, world: int, decision: Decision) -> None:
+    def __init__(
+        self, stream: int, *, round_id: int, world: int, ranks: Sequence[int], decision: Decision
+    ) -> None:
         self.world = world
+        self.ranks = ranks
         self.decision = decision
         """Newest decision of the policy for this stream."""
         self.current = ServerRound(
-            stream=stream, round_id=round_id, step=0, world=world, decision=decision
+            stream=stream, round_id=round_id, step=0, world=world, ranks=ranks, decision=decision
         )
         self.previous: ServerRound | None = None
         self.early: list[tuple[int, Open]] = []
@@ -274,6 +337,7 @@ class StreamState:
             round_id=next_round(done.round_id),
             step=done.step + 1,
             world=self.world,
+            ranks=self.ranks,
             decision=self.decision,
         )
         return self.current
@@ -298,7 +362,7 @@ class StreamState:
                     f"worker: all ranks must run the same rounds"
                 )
             # A worker that has the mean has sent what the server needs: this one has not.
-            if not round_.receivers or not round_.receivers[rank].is_over:
+            if not round_.receivers or not round_.receivers[self.ranks.index(rank)].is_over:
                 return (
                     f"{round_.where}: rank {rank} has closed its worker in the middle of the "
                     f"round: wait for all_reduce to return before closing"

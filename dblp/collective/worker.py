@@ -135,6 +135,7 @@ class Worker:
                 session=session,
                 config=self.config,
                 tolerance=Tolerance.of(welcome.tolerance),
+                common=welcome.downlink == "common",
             ),
             _report_of,
         )

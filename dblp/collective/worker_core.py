@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from dataclasses import dataclass
 
 from ..config import TransportConfig
 from ..errors import (
     ConfigError,
     DBLPError,
-    LocalProtocolError,
     PeerLostError,
     RemoteProtocolError,
     RoundTimeoutError,
@@ -26,81 +23,15 @@ from ..proto import (
     SendFinished,
     Session,
 )
-from ..stats import RoundReport
 from ..tolerance import EXACT, Tolerance
 from ..wire import Frame, Open, next_round
-from .round_layout import ITEM_BYTES, MAX_ROUND_BYTES, STREAMS_MAX, RoundLayout
+from .round_layout import RoundLayout, check_buffer
+from .worker_round import FinishedRound, OpenRound, StreamRounds
 
 __all__ = ["FinishedRound", "OpenRound", "WorkerCore"]
 
 TIMEOUT_GRACE_S = 1.0
 """A worker gives up this much later than the server, whose error says which rank is the cause."""
-
-
-class OpenRound:
-    """One all-reduce of this worker, from the call to the result."""
-
-    __slots__ = (
-        "buffer", "deadline", "downlink", "dtype", "receiver", "regime", "round_id", "sender",
-        "squared_norm", "stream", "submitted", "uplink",
-    )  # fmt: skip
-
-    def __init__(
-        self, buffer: memoryview, dtype: str, *, stream: int, squared_norm: float, submitted: float
-    ) -> None:
-        self.buffer = buffer
-        """The gradient, replaced by the mean; nobody else may touch it before the round ends."""
-        self.dtype = dtype
-        self.stream = stream
-        self.squared_norm = squared_norm
-        self.submitted = submitted
-        """When `all_reduce` was called, in seconds."""
-        self.round_id = -1
-        """-1 while the round waits for the one before it."""
-        self.deadline = math.inf
-        self.receiver: Receiver | None = None
-        self.sender: Sender | None = None
-        self.uplink: RoundReport | None = None
-        self.downlink: RoundReport | None = None
-        self.regime: Regime | None = None
-        """Regime that the server decided on with this round; None before its announcement."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedRound:
-    """The end of one `OpenRound`."""
-
-    round: OpenRound
-    error: DBLPError | None
-    """None: the buffer holds the mean.  Otherwise the contents of the buffer are unspecified."""
-    uplink: RoundReport | None
-    """None when the round failed before its uplink ended."""
-    downlink: RoundReport | None
-    """None when the round failed before its downlink ended."""
-
-    @property
-    def work(self) -> OpenRound:
-        """What the call that started it returned."""
-        return self.round
-
-
-class _StreamState:
-    """The rounds of one stream: one is going on, the others wait in order."""
-
-    __slots__ = ("active", "layout", "next_round_id", "regime", "told", "tolerance", "waiting")
-
-    def __init__(self, first_round: int, tolerance: Tolerance) -> None:
-        self.active: OpenRound | None = None
-        self.waiting: deque[OpenRound] = deque()
-        self.next_round_id = first_round
-        self.layout: RoundLayout | None = None
-        """Layout of the last round, which the server has armed for the next."""
-        self.tolerance = tolerance
-        """Uplink tolerance of the next round."""
-        self.told = ""
-        """`tolerance` as it came."""
-        self.regime: Regime | None = None
-        """Regime of the next uplink; None before the server has said."""
 
 
 class WorkerCore:
@@ -120,7 +51,7 @@ class WorkerCore:
     *Commands*: `all_reduce`, `fail`.
     *Inputs*: `on_events`, `on_timeout`.
     *Outputs*: `take_finished`, `take_notices`, `next_timeout`, and what the session has to send.
-    *Getters*: `error`, `stall`.
+    *Getters*: `error`, `stall`, `idle`, `server_left`.
 
     After an error every round ends with it, and the contents of the gradient buffers that were on
     the way are unspecified: partly gradient, partly mean.
@@ -134,10 +65,15 @@ class WorkerCore:
         session: Session,
         config: TransportConfig,
         tolerance: Tolerance = EXACT,
+        common: bool = False,
+        server: str = "the server",
+        server_may_leave: bool = False,
         first_round: int = 0,
     ) -> None:
         """`tolerance`: uplink tolerance of the first rounds (`Welcome.tolerance`), for the choice
-        of the send order; `first_round`: as for `ServerCore`."""
+        of the send order; `common`: downlinks carry a set of chunks that is fixed by the server;
+        `server`: its name in errors; `server_may_leave`: its goodbye is no error while no round is
+        open; `first_round`: as for `ServerCore`."""
         self.rank = rank
         self.world = world
         self.error: DBLPError | None = None
@@ -145,9 +81,12 @@ class WorkerCore:
         self._session = session
         self._config = config
         self._tolerance = tolerance
+        self._common = common
+        self._server = server
+        self._may_leave = server_may_leave
         self._first_round = first_round
         self._chunk_bytes = session.channel.chunk_bytes
-        self._streams: dict[int, _StreamState] = {}
+        self._streams: dict[int, StreamRounds] = {}
         self._finished: list[FinishedRound] = []
         self._notices: list[str] = []
 
@@ -160,6 +99,9 @@ class WorkerCore:
         *,
         stream: int = 0,
         squared_norm: float = math.nan,
+        tolerance: Tolerance | None = None,
+        critical: bool = False,
+        whole_bytes: int = 0,
         now: float,
     ) -> OpenRound:
         """Starts (or queues) the all-reduce of `buffer`.
@@ -169,6 +111,8 @@ class WorkerCore:
             dtype: element type, one of `ITEM_BYTES`.
             stream: 0 … 65535; rounds of one stream follow each other.
             squared_norm: sum of the squared elements, for the policy; NaN when unknown.
+            tolerance, critical: of this round, the same on all ranks; None: the server decides.
+            whole_bytes: size of the buffer of which this is one shard; 0: this is all.
             now: seconds.
 
         Raises:
@@ -179,22 +123,20 @@ class WorkerCore:
             self.fail(self._session.error)
         if self.error is not None:
             raise self.error
-        item_bytes = ITEM_BYTES.get(dtype)
-        if item_bytes is None:
-            raise LocalProtocolError(
-                f"elements of type {dtype!r} cannot be averaged: use one of {', '.join(ITEM_BYTES)}"
-            )
-        if buffer.readonly or buffer.nbytes % item_bytes or buffer.nbytes > MAX_ROUND_BYTES:
-            raise LocalProtocolError(
-                f"a buffer of {buffer.nbytes:,} bytes of {dtype} cannot be averaged in place: pass "
-                f"a writable buffer of whole elements, at most {MAX_ROUND_BYTES:,} bytes"
-            )
-        if not 0 <= stream < STREAMS_MAX:
-            raise LocalProtocolError(f"stream {stream} is out of range: use 0 … {STREAMS_MAX - 1}")
+        check_buffer(buffer, dtype, stream)
         state = self._streams.get(stream)
         if state is None:
-            state = self._streams[stream] = _StreamState(self._first_round, self._tolerance)
-        round_ = OpenRound(buffer, dtype, stream=stream, squared_norm=squared_norm, submitted=now)
+            state = self._streams[stream] = StreamRounds(self._first_round, self._tolerance)
+        round_ = OpenRound(
+            buffer,
+            dtype,
+            stream=stream,
+            squared_norm=squared_norm,
+            tolerance=tolerance,
+            critical=critical,
+            whole_bytes=whole_bytes,
+            submitted=now,
+        )
         if state.active is None:
             self._start(state, round_, now)
         else:
@@ -224,10 +166,13 @@ class WorkerCore:
             for event in events:
                 if self.error is None:
                     self._on_event(event, now)
+        for state in list(self._streams.values()):  # a STOP may have told what was missing
+            if state.active is not None and state.active.downlink is not None:
+                self._finish_if_done(state, state.active, now)
         if session.error is not None:  # the server said Abort, or what it must not say
             self.fail(session.error)
-        elif session.peer_left:
-            self.fail(PeerLostError("the server has closed: start it again and connect anew"))
+        elif session.peer_left and not (self._may_leave and self.idle):
+            self.fail(PeerLostError(f"{self._server} has closed: start it again and connect anew"))
 
     def on_timeout(self, *, now: float) -> None:
         """Ends with RoundTimeoutError when a round is over its time."""
@@ -266,6 +211,16 @@ class WorkerCore:
         deadlines = [s.active.deadline for s in self._streams.values() if s.active is not None]
         return min(deadlines, default=None)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no round is open."""
+        return all(state.active is None for state in self._streams.values())
+
+    @property
+    def server_left(self) -> bool:
+        """Whether the server has said goodbye."""
+        return self._session.peer_left
+
     def stall(self) -> str:
         """What every unfinished round waits for; '' when idle."""
         return "; ".join(
@@ -277,14 +232,17 @@ class WorkerCore:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _start(self, state: _StreamState, round_: OpenRound, now: float) -> None:
+    def _start(self, state: StreamRounds, round_: OpenRound, now: float) -> None:
         """Arms the downlink, then sends the uplink: never the other way round."""
         round_.round_id = state.next_round_id
         state.next_round_id = next_round(state.next_round_id)
         state.active = round_
-        layout = RoundLayout(round_.buffer.nbytes, self._chunk_bytes, round_.dtype)
+        layout = RoundLayout(
+            round_.buffer.nbytes, self._chunk_bytes, round_.dtype, round_.whole_bytes
+        )
         changed = layout != state.layout
         state.layout = layout
+        told = round_.tolerance is not None
         round_.deadline = now + self._config.timeout_s + TIMEOUT_GRACE_S
         round_.receiver = self._session.arm(
             stream=round_.stream,
@@ -293,6 +251,7 @@ class WorkerCore:
             dtype=round_.dtype,
             tolerance=None,
             aim=False,
+            timed=not self._common,
             direction="downlink",
             rank=self.rank,
             now=now,
@@ -304,10 +263,13 @@ class WorkerCore:
             dtype=round_.dtype,
             wait_ready=changed,
             squared_norm=round_.squared_norm,
+            tolerance=round_.tolerance,
+            critical=round_.critical,
+            whole_bytes=round_.whole_bytes,
             expected_tolerance=state.tolerance,
             direction="uplink",
             rank=self.rank,
-            regime=None if state.regime is None else state.regime.value,
+            regime=None if told or state.regime is None else state.regime.value,
             now=now,
         )
 
@@ -320,15 +282,15 @@ class WorkerCore:
             offered = RoundLayout.of(event.open)
             self.fail(
                 RemoteProtocolError(
-                    f"stream {event.open.stream} round {event.open.round}: the server sends "
+                    f"stream {event.open.stream} round {event.open.round}: {self._server} sends "
                     f"{offered}, and that is not what rank {self.rank} sent: use the same version "
                     f"of dblp everywhere"
                 )
             )
         elif isinstance(event, FallbackToReliable):
             self._notices.append(
-                "datagrams to the server do not get through: what is missing goes over TCP "
-                "(slower); check that UDP is not blocked between the hosts"
+                f"datagrams to {self._server} do not get through: what is missing goes over TCP "
+                f"(slower); check that UDP is not blocked between the hosts"
             )
 
     def _on_downlink_finished(self, receiver: Receiver, now: float) -> None:
@@ -354,8 +316,8 @@ class WorkerCore:
             self._session.channel.set_aim(receiver.slot, True)
         self._finish_if_done(state, round_, now)
 
-    def _finish_if_done(self, state: _StreamState, round_: OpenRound, now: float) -> None:
-        if round_.uplink is None or round_.downlink is None:
+    def _finish_if_done(self, state: StreamRounds, round_: OpenRound, now: float) -> None:
+        if round_.uplink is None or round_.downlink is None or round_.awaits_missing:
             return
         assert round_.receiver is not None and round_.receiver.open is not None
         self._session.release(round_.stream, round_.round_id)
@@ -366,7 +328,7 @@ class WorkerCore:
         if state.waiting and self.error is None and self._session.error is None:
             self._start(state, state.waiting.popleft(), now)
 
-    def _learn_tolerance(self, state: _StreamState, offer: Open) -> None:
+    def _learn_tolerance(self, state: StreamRounds, offer: Open) -> None:
         """The downlink's announcement tells the tolerance of the next uplink."""
         told = offer.next_tolerance
         if told is None or told == state.told:

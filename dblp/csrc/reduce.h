@@ -130,21 +130,26 @@ static void dblp_mean_half(uint8_t *out, const uint8_t *const *sources, int pres
                 to[i] = (a[i] + b[i] + c[i]) / divisor;                                     \
             return;                                                                         \
         }                                                                                   \
-        for (size_t i = 0; i < count; i++)                                                  \
-            to[i] = a[i] + b[i] + c[i];                                                     \
-        for (int s = 3; s < present; s++) {                                                 \
-            const TYPE *term = (const TYPE *)sources[s];                                    \
-            for (size_t i = 0; i < count; i++)                                              \
-                to[i] += term[i];                                                           \
+        TYPE sum[DBLP_REDUCE_BLOCK]; /* `out` may be one of the sources */                  \
+        for (size_t start = 0; start < count; start += DBLP_REDUCE_BLOCK) {                 \
+            size_t n = count - start < DBLP_REDUCE_BLOCK ? count - start : DBLP_REDUCE_BLOCK;\
+            for (size_t i = 0; i < n; i++)                                                  \
+                sum[i] = a[start + i] + b[start + i] + c[start + i];                        \
+            for (int s = 3; s < present; s++) {                                             \
+                const TYPE *term = (const TYPE *)sources[s] + start;                        \
+                for (size_t i = 0; i < n; i++)                                              \
+                    sum[i] += term[i];                                                      \
+            }                                                                               \
+            for (size_t i = 0; i < n; i++)                                                  \
+                to[start + i] = sum[i] / divisor;                                           \
         }                                                                                   \
-        for (size_t i = 0; i < count; i++)                                                  \
-            to[i] /= divisor;                                                               \
     }
 
 DBLP_MEAN_OF(dblp_mean_f32, float)
 DBLP_MEAN_OF(dblp_mean_f64, double)
 
-/* out = (sources[0] + sources[1] + ...) / divisor over nbytes; no source: zeros. */
+/* out = (sources[0] + sources[1] + ...) / divisor over nbytes; no source: zeros.  `out` is apart from
+ * the sources or exactly one of them. */
 static void dblp_mean(uint8_t *out, const uint8_t *const *sources, int present, size_t nbytes,
                       int divisor, int kind)
 {

@@ -84,33 +84,44 @@ cdef class Reducer:
             raise ValueError(f"a Reducer takes 1 to {REDUCED - 1} sources, not {world}")
         if chunk_bytes < 8 or chunk_bytes % 8:
             raise ValueError(f"chunk_bytes must be a positive multiple of 8, not {chunk_bytes}")
-        cdef _Pin target = _Pin(out, True), pin
-        if target.size() % _ITEM_BYTES[dtype]:
-            raise ValueError(f"{target.size()} bytes are not a whole number of {dtype} elements")
-        self.pins = [target]
+        self.pins = []
+        self.state.nbytes = -1
         self.state.sources = <uint8_t **> calloc(world, sizeof(void *))
+        if self.state.sources == NULL:
+            raise MemoryError
+        if out is not None:
+            self.state.out = self.keep(out, True, "the result")
         for i in range(world):
-            pin = _Pin(sources[i], False)
-            if pin.size() != target.size():
-                raise ValueError(f"source {i} has {pin.size()} bytes, the result {target.size()}")
-            self.pins.append(pin)
-            self.state.sources[i] = pin.data()
-        self.state.out = target.data()
+            if sources[i] is not None:
+                self.state.sources[i] = self.keep(sources[i], False, f"source {i}")
+        if self.state.nbytes < 0:
+            raise ValueError("a Reducer needs at least one buffer to know its size")
+        if self.state.nbytes % _ITEM_BYTES[dtype]:
+            raise ValueError(
+                f"{self.state.nbytes} bytes are not a whole number of {dtype} elements")
         self.state.world = world
         self.state.contributors = contributors
         self.state.chunk_bytes = <uint32_t> chunk_bytes
-        self.state.nbytes = target.size()
-        self.state.count = <uint32_t> ((target.size() + chunk_bytes - 1) // chunk_bytes)
+        self.state.count = <uint32_t> ((self.state.nbytes + chunk_bytes - 1) // chunk_bytes)
         self.state.arrivals = <uint8_t *> calloc(self.state.count + 1, 1)
         self.order = np.zeros(self.state.count + 1, dtype=np.uint32)
         cdef uint32_t[::1] order = self.order
         self.state.order = &order[0]
-        if self.state.sources == NULL or self.state.arrivals == NULL:
+        if self.state.arrivals == NULL:
             raise MemoryError
 
     def __dealloc__(self):
         free(self.state.sources)
         free(self.state.arrivals)
+
+    cdef uint8_t *keep(self, object buffer, bint writable, str name) except? NULL:
+        cdef _Pin pin = _Pin(buffer, writable)
+        if self.state.nbytes < 0:
+            self.state.nbytes = pin.size()
+        elif pin.size() != self.state.nbytes:
+            raise ValueError(f"{name} has {pin.size()} bytes, the others {self.state.nbytes}")
+        self.pins.append(pin)
+        return pin.data()
 
     @property
     def count(self):
@@ -134,14 +145,31 @@ cdef class Reducer:
                     f"chunk {which[i]} cannot arrive: out of range or complete already")
             reducer_arrive(&self.state, which[i])
 
+    def provide(self, int source, buffer):
+        if not 0 <= source < self.state.world:
+            raise ValueError(f"source {source} is not one of {self.state.world}")
+        if self.state.sources[source] != NULL:
+            raise ValueError(f"source {source} is there already")
+        cdef bint in_place = self.state.out == NULL
+        cdef uint8_t *data = self.keep(buffer, in_place, f"source {source}")
+        self.state.sources[source] = data
+        if in_place:
+            self.state.out = data
+        cdef uint32_t chunk
+        with nogil:
+            for chunk in range(self.state.count):
+                reducer_arrive(&self.state, chunk)
+
     def finish(self, bitmaps):
         cdef int world = self.state.world, s, present
         if len(bitmaps) != world:
             raise ValueError(f"{len(bitmaps)} bitmaps for {world} sources")
-        pins = [bitmap_pin(bitmap, self.state.count, False) for bitmap in bitmaps]
+        pins = [None if b is None else bitmap_pin(b, self.state.count, False) for b in bitmaps]
         cdef const uint8_t *bits[256]
         for s in range(world):
-            bits[s] = (<_Pin> pins[s]).data()
+            bits[s] = NULL if pins[s] is None else (<_Pin> pins[s]).data()
+            if self.state.sources[s] == NULL:
+                raise ValueError(f"source {s} has not been provided")
         cdef const uint8_t *sources[256]
         cdef uint32_t chunk
         with nogil:
@@ -150,7 +178,7 @@ cdef class Reducer:
                     continue
                 present = 0
                 for s in range(world):
-                    if bit_is_set(bits[s], chunk):
+                    if bits[s] == NULL or bit_is_set(bits[s], chunk):
                         sources[present] = self.state.sources[s]
                         present += 1
                 reduce_chunk(&self.state, chunk, sources, present)

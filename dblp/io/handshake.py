@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,12 @@ HELLO_TRIES = 40
 
 CONNECT_RETRY_S = 0.1
 """Pause between attempts to reach a server that does not listen yet."""
+
+CANDIDATE_S = 3.0
+"""How long one of several addresses of a server may take to answer before the next is tried."""
+
+REFUSAL_PATIENCE_S = 3.0
+"""An address may lead to somebody else while the right server is still starting."""
 
 TOKEN_BYTES = 16
 """Length of the secret in the worker's first datagram."""
@@ -174,6 +181,17 @@ class FrameQueue:
 # --- worker side ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a newcomer says about itself (`wire.Hello`)."""
+
+    rank: int
+    world: int
+    fingerprint: str = ""
+    servers: int = 0
+    to: int = wire.NO_RANK
+
+
 async def connect(
     host: str,
     port: int,
@@ -185,13 +203,80 @@ async def connect(
     impairment: Impairment | None,
 ) -> Connection:
     """Connects to a server within `config.connect_timeout_s`."""
+    identity = Identity(rank=rank, world=world, fingerprint=fingerprint)
+    deadline = asyncio.get_running_loop().time() + config.connect_timeout_s
+    control = await _reach(host, port, deadline)
+    return await _greet(control, format_address(host, port), deadline, identity, config, impairment)
+
+
+async def connect_any(
+    candidates: Sequence[tuple[str, int]],
+    identity: Identity,
+    config: TransportConfig,
+    impairment: Impairment | None,
+) -> Connection:
+    """Connects to the server that has one of these addresses, within `config.connect_timeout_s`.
+
+    Addresses are tried in turn, again and again: a host may have several that not everyone can
+    reach, and an address may lead to another rank.  A refusal counts once the server has had
+    `REFUSAL_PATIENCE_S` to appear at another address.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    deadline = began + config.connect_timeout_s
+    while True:
+        failure: DBLPError | None = None
+        for host, port in candidates:
+            limit = min(deadline, loop.time() + CANDIDATE_S) if len(candidates) > 1 else deadline
+            try:
+                control = await _reach(host, port, limit, retry=False)
+                where = format_address(host, port)
+                return await _greet(control, where, deadline, identity, config, impairment)
+            except DBLPError as error:
+                if failure is None or isinstance(failure, PeerLostError):
+                    failure = error
+        assert failure is not None, "there is at least one address"
+        is_refusal = not isinstance(failure, PeerLostError)
+        patience = 0.0 if len(candidates) == 1 else REFUSAL_PATIENCE_S
+        now = loop.time()
+        if now + CONNECT_RETRY_S >= deadline or (is_refusal and now - began >= patience):
+            raise failure
+        await asyncio.sleep(CONNECT_RETRY_S)
+
+
+async def _reach(host: str, port: int, deadline: float, *, retry: bool = True) -> ControlConnection:
+    """A TCP connection; with `retry` a server that does not listen yet is tried again until the
+    deadline."""
     loop = asyncio.get_running_loop()
     where = format_address(host, port)
-    deadline = loop.time() + config.connect_timeout_s
-    control = await _reach(host, port, deadline)
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                _, control = await loop.create_connection(ControlConnection, host, port)
+            return control
+        except socket.gaierror as error:
+            raise unresolved(host, error) from error
+        except OSError as error:  # TimeoutError is one
+            if not retry or loop.time() + CONNECT_RETRY_S >= deadline:
+                raise PeerLostError(
+                    f"the server at {where} cannot be reached ({str(error) or 'timed out'}): is it "
+                    "running, and are its TCP and UDP ports open?"
+                ) from error
+            await asyncio.sleep(CONNECT_RETRY_S)
+
+
+async def _greet(
+    control: ControlConnection,
+    where: str,
+    deadline: float,
+    identity: Identity,
+    config: TransportConfig,
+    impairment: Impairment | None,
+) -> Connection:
+    """The handshake on a TCP connection, which is closed when that fails."""
     try:
         async with asyncio.timeout_at(deadline):
-            return await _shake_hands(control, rank, world, config, fingerprint, impairment)
+            return await _shake_hands(control, identity, config, impairment)
     except TimeoutError as error:
         control.close()
         raise PeerLostError(
@@ -203,32 +288,10 @@ async def connect(
         raise
 
 
-async def _reach(host: str, port: int, deadline: float) -> ControlConnection:
-    """A TCP connection; a server that does not listen yet is tried again until the deadline."""
-    loop = asyncio.get_running_loop()
-    where = format_address(host, port)
-    while True:
-        try:
-            async with asyncio.timeout_at(deadline):
-                _, control = await loop.create_connection(ControlConnection, host, port)
-            return control
-        except socket.gaierror as error:
-            raise unresolved(host, error) from error
-        except OSError as error:  # TimeoutError is one
-            if loop.time() + CONNECT_RETRY_S >= deadline:
-                raise PeerLostError(
-                    f"the server at {where} cannot be reached ({str(error) or 'timed out'}): is it "
-                    "running, and are its TCP and UDP ports open?"
-                ) from error
-            await asyncio.sleep(CONNECT_RETRY_S)
-
-
 async def _shake_hands(
     control: ControlConnection,
-    rank: int,
-    world: int,
+    identity: Identity,
     config: TransportConfig,
-    fingerprint: str,
     impairment: Impairment | None,
 ) -> Connection:
     frames = FrameQueue(control)
@@ -241,11 +304,13 @@ async def _shake_hands(
         control.send(
             Hello(
                 version=wire.PROTOCOL_VERSION,
-                rank=rank,
-                world=world,
+                rank=identity.rank,
+                world=identity.world,
                 mtu=config.mtu,
                 window=receive_window(buffers.receive, chunk_bytes + wire.HEADER_BYTES),
-                fingerprint=fingerprint,
+                fingerprint=identity.fingerprint,
+                servers=identity.servers,
+                to=identity.to,
             )
         )
         welcome = await frames.next(Welcome)
@@ -267,12 +332,12 @@ async def _shake_hands(
             peer_window=welcome.window,
             config=config,
             impairment=impairment,
-            salt=2 * rank + 3,
+            salt=2 * identity.rank + 3 + 512 * (identity.to + 1),
         )
     except BaseException:
         sock.close()
         raise
-    return Connection(rank, control, sock, channel, state, bound.datagrams, welcome)
+    return Connection(identity.rank, control, sock, channel, state, bound.datagrams, welcome)
 
 
 def _check_welcome(welcome: Welcome, mtu: int) -> None:

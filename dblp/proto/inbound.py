@@ -13,7 +13,7 @@ from ..errors import (
     RoundAbortedError,
     RoundTimeoutError,
 )
-from ..tolerance import EXACT, Tolerance
+from ..tolerance import Tolerance
 from ..wire import (
     ROUND_MODULUS,
     Abort,
@@ -108,7 +108,7 @@ class Inbound:
             return
         if receiver.open is None and not told:
             self._link.events.append(RoundOffered(open_))
-        tolerance = EXACT if open_.tolerance is None else _tolerance(open_.tolerance)
+        tolerance = None if open_.tolerance is None else _tolerance(open_.tolerance)
         receiver.on_announcement(open_, tolerance, wants_ready=offer.wants_ready, now=now)
         if offer.probe is not None:
             receiver.on_probe(offer.probe, now=now)
@@ -209,6 +209,7 @@ def _check_open(open_: Open) -> None:
         or not 0 <= open_.round < ROUND_MODULUS
         or open_.nbytes < 0
         or open_.chunk_bytes <= 0
+        or open_.whole_bytes < 0
     ):
         raise RemoteProtocolError(
             f"the peer announced round {open_.round} of stream {open_.stream} with "

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import fastpath
 from ..errors import LocalProtocolError
 from .bitmap import Indices
 from .layout import Bytes, ChunkLayout
 
-__all__ = ["rotation_step", "send_order"]
+__all__ = ["rotation_step", "send_order", "subset_mask"]
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -59,6 +60,15 @@ def send_order(
     raise LocalProtocolError(
         f"there is no send order {kind!r}: choose sequential, rotate, random or magnitude"
     )
+
+
+def subset_mask(order: Indices, count: int) -> npt.NDArray[np.bool_] | None:
+    """By chunk, whether `order` sends it; None: it sends all `count`."""
+    if len(order) >= count:
+        return None
+    mask = np.zeros(count, np.bool_)
+    mask[order] = True
+    return mask
 
 
 def rotation_step(count: int) -> int:

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from .. import fastpath
 from ..errors import DBLPError
-from ..fastpath import Reducer
 from ..stats import RoundReport
-from ..tolerance import Tolerance
+from ..tolerance import EXACT, Tolerance
 from ..wire import MAX_CONTROL_FRAME_BYTES, Bitmap, ChunkData, Open, Probe, Ready, Stop
 from .bitmap import ReceiveBitmap, encode_ranges
 from .events import Path, ReceiveFinished
 from .layout import ChunkLayout
-from .link import Link, RoundLabel, tolerance_text
+from .link import Link, tolerance_text
 from .machine import Machine
+from .plans import ReceivePlan
 from .probing import QUIET_BOUND
 from .reliable import deliver_chunks
 from .states import RECEIVER_HARMLESS, RECEIVER_TRANSITIONS, ReceiverInput, ReceiverState
 
-__all__ = ["ReceivePlan", "Receiver"]
+__all__ = ["Receiver"]
 
 STOP_DATA_BYTES_MAX = MAX_CONTROL_FRAME_BYTES - 1024
 """A STOP with longer missing runs (rounds above 1.5 GB, scattered loss) does not name them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivePlan:
-    """What a receiver is to receive."""
-
-    stream: int
-    round_id: int
-    layout: ChunkLayout
-    buffer: memoryview
-    """Writable, `layout.nbytes` bytes."""
-    dtype: str
-    tolerance: Tolerance | None
-    """Fixed for the life of the round (C1); None: it comes with the announcement."""
-    reducer: Reducer | None
-    source: int
-    """Which of the reducer's sources this is."""
-    aim: bool
-    label: RoundLabel
 
 
 class Receiver:
@@ -165,17 +145,19 @@ class Receiver:
     # --- inputs -----------------------------------------------------------------------------
 
     def on_announcement(
-        self, open_: Open, tolerance: Tolerance, *, wants_ready: bool, now: float
+        self, open_: Open, tolerance: Tolerance | None, *, wants_ready: bool, now: float
     ) -> None:
-        """An Open that fits; `tolerance` is what it asks for, used if none was armed (C1)."""
+        """An Open that fits; `tolerance` is what it asks for, None if nothing: it is used if none
+        was armed, or a yielding one (C1: no chunk has been judged by the old one, STOP needs the
+        announcement)."""
         if self.is_over:
             return
         if self._machine.step(ReceiverInput.ANNOUNCEMENT):
             self.open = open_
             if self._started is None:
                 self._started = now
-            if self.tolerance is None:
-                self._fix_bound(tolerance)
+            if self.tolerance is None or (self.plan.yields and tolerance is not None):
+                self._fix_bound(EXACT if tolerance is None else tolerance)
             self._look(now)
             self._set_deadline()
         if wants_ready:  # also if that was all: should STOP be lost, only Ready brings a probe
@@ -278,12 +260,13 @@ class Receiver:
         """Rounds that may lose chunks and are not critical have a time limit (hazard 11)."""
         if (
             self.is_over
+            or not self.plan.timed
             or self.tolerance is None
             or self.tolerance.is_exact
             or not self.layout.count
         ):
             return
-        regime = self.plan.label.regime or self._announced_regime()
+        regime = self._announced_regime() or self.plan.label.regime
         limit = self._link.deadlines.limit_s(self.stream, self.layout.count)
         if limit is not None and regime != "critical" and self._started is not None:
             self._deadline_at = self._started + limit
@@ -344,7 +327,9 @@ class Receiver:
         self.stop = short
         full_follows = not fits and len(data) <= STOP_DATA_BYTES_MAX
         if not (full_follows and link.outbox.reliable_only):
-            asked = self.reliable or self._probe is not None
+            told = self.open is not None and self.open.tolerance is not None
+            wanted = missing_count > 0 and self.plan.yields and told  # the sender makes up for it
+            asked = self.reliable or self._probe is not None or wanted
             path = Path.BOTH if asked else link.signal_path(count)
             link.outbox.put(short, Path.DATAGRAM if full_follows else path, self)
         if full_follows:
@@ -376,7 +361,7 @@ class Receiver:
             round_id=self.round_id,
             direction=plan.label.direction,
             rank=plan.label.rank,
-            regime=plan.label.regime or self._announced_regime(),
+            regime=self._announced_regime() or plan.label.regime,
             tolerance=tolerance_text(self.tolerance),
             chunks=self.layout.count,
             missing=self.layout.count - self._accepted,
@@ -392,7 +377,7 @@ class Receiver:
         )
 
     def _announced_regime(self) -> str | None:
-        """What a downlink announcement says; an uplink's says nothing."""
+        """What the announcement says, if it sets a tolerance."""
         if self.open is None or self.open.tolerance is None:
             return None
         return "critical" if self.open.critical else "normal"

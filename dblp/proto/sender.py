@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..errors import DBLPError, RemoteProtocolError
-from ..fastpath import Reducer
 from ..stats import RoundReport
-from ..tolerance import EXACT, Tolerance
-from ..wire import Bitmap, Open, Probe, Stop
+from ..tolerance import EXACT
+from ..wire import Bitmap, Probe, Stop
 from .bitmap import Indices, decode_bits, decode_ranges
 from .events import FallbackToReliable, Path, SendFinished
 from .layout import ChunkLayout
-from .link import Link, RoundLabel, tolerance_text
+from .link import Link, tolerance_text
 from .machine import Machine
+from .plans import SendPlan
 from .reliable import chunk_frames
 from .states import SENDER_HARMLESS, SENDER_TRANSITIONS, SenderInput, SenderState
 
-__all__ = ["SendPlan", "Sender"]
+__all__ = ["Sender"]
 
 IDLE_PASSES_MAX = 3
 """Passes in a row that delivered nothing: datagrams do not get through (hazard 9)."""
@@ -46,24 +43,6 @@ COPIES_LEFT = 0.5
 
 RELIABLE_BUDGET_BYTES = 1 << 20
 """Payload on TCP between two probes: bounds what a STOP can no longer take back (S1)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendPlan:
-    """What a sender is to send."""
-
-    open: Open
-    layout: ChunkLayout
-    source: memoryview
-    """The bytes; they do not change between start and terminal state (S2)."""
-    order: Callable[[bool], Indices] | None
-    """Gives the send order of the first pass and of the missing chunks later, by whether the
-    receiver wants every chunk; None with a reducer."""
-    reducer: Reducer | None
-    """Follow this reducer: chunks leave as they become ready."""
-    tolerance: Tolerance | None
-    """Tolerance of the round as far as the sender knows it; for the report."""
-    label: RoundLabel
 
 
 class Sender:
@@ -203,7 +182,8 @@ class Sender:
             return
         if self.reliable:
             if self.source_is_complete:
-                self._send_reliably(np.arange(self.layout.count, dtype=np.uint32), now)
+                every = np.arange(self.layout.count, dtype=np.uint32)
+                self._send_reliably(self._wanted(every), now)
         elif self._link.channel.pending(self.slot) == 0:
             self._end_pass(SenderInput.PASS_OVER, self._probe_path(), now)
 
@@ -230,7 +210,7 @@ class Sender:
         if any(first < known_end and known < end for known, known_end in self._answered):
             return
         decode = decode_bits if bitmap.encoding == "bits" else decode_ranges
-        missing = decode(bitmap.data, bitmap.count) + np.uint32(first)
+        missing = self._wanted(decode(bitmap.data, bitmap.count) + np.uint32(first))
         if not self._answered:
             self._judge_pass(bitmap.accepted)
         self._answered.append((first, end))
@@ -326,6 +306,11 @@ class Sender:
         wanted = np.zeros(self.layout.count, np.bool_)
         wanted[missing] = True
         return order[wanted[order]]
+
+    def _wanted(self, chunks: Indices) -> Indices:
+        """Those of `chunks` that may be sent: not what an order leaves out."""
+        only = self.plan.only
+        return chunks if only is None else chunks[only[chunks]]
 
     def _repeated(self, missing: Indices) -> Indices:
         """Several copies when few chunks are left and the last pass lost many: else a burst costs

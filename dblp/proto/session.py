@@ -17,10 +17,11 @@ from .finished import RoundKey
 from .inbound import Inbound
 from .layout import Bytes, ChunkLayout, byte_view
 from .link import Link, RoundLabel
-from .order import send_order
-from .receiver import ReceivePlan, Receiver
+from .order import send_order, subset_mask
+from .plans import ReceivePlan, SendPlan
+from .receiver import Receiver
 from .rounds import OpenRounds
-from .sender import Sender, SendPlan
+from .sender import Sender
 from .states import ReceiverState, SenderState
 from .steering import StallWatch, Steering
 
@@ -79,6 +80,8 @@ class Session:
         reducer: Reducer | None = None,
         source: int = 0,
         aim: bool = True,
+        yields: bool = False,
+        timed: bool = True,
         direction: str = "receive",
         rank: int | None = None,
         regime: str | None = None,
@@ -93,6 +96,8 @@ class Session:
             reducer, source: feed this reducer as its source number `source`; missing chunks are
                 then not zeroed.
             aim: chunks may be received straight into `buffer` (`Channel.open_receive`).
+            yields: an announced tolerance replaces `tolerance`.
+            timed: the round may end at the deadline of the settings.
             direction, rank, regime: for the report.
 
         Raises LocalProtocolError when the round is armed already or over.
@@ -115,6 +120,8 @@ class Session:
             source=source,
             aim=aim,
             label=RoundLabel(direction, rank, regime),
+            yields=yields,
+            timed=timed,
         )
         try:
             receiver = self._rounds.receivers[key] = Receiver(self._link, plan)
@@ -146,6 +153,7 @@ class Session:
         direction: str = "send",
         rank: int | None = None,
         regime: str | None = None,
+        whole_bytes: int = 0,
     ) -> Sender:
         """Announces a round and starts to send it (DBLP_SEND, Algorithm 1).
 
@@ -153,10 +161,11 @@ class Session:
             stream, round_id: which round.
             buffer: contiguous; must not change until `SendFinished` (S2).
             dtype: element type, any name; a float type for the order "magnitude".
-            order: uint32 permutation of the chunks; None: by `TransportConfig.order`.
+            order: uint32 permutation of the chunks, or of those that may be sent: the tolerance
+                must not need the others.  None: by `TransportConfig.order`.
             reducer: send its chunks as they become ready, in place of an order.
             wait_ready: send nothing before the peer is armed.
-            squared_norm, tolerance, critical, next_tolerance: see `wire.Open`.
+            squared_norm, tolerance, critical, next_tolerance, whole_bytes: see `wire.Open`.
             expected_tolerance: where `tolerance` is None, what the receiver is expected to use: for
                 the choice of the order and for the report; does not travel.
             direction, rank, regime: for the report.
@@ -173,19 +182,21 @@ class Session:
         layout = ChunkLayout(view.nbytes, self.channel.chunk_bytes)
         known = tolerance if tolerance is not None else expected_tolerance
         chosen = None
+        only = None
         if order is not None:
             fixed = order
             chosen = lambda exact: fixed  # noqa: E731
+            only = subset_mask(order, layout.count)
         elif reducer is None:
             chosen = partial(self._order, layout, view, dtype, key, known)
         if regime is None and tolerance is not None:
             regime = "critical" if critical else "normal"
         announcement = Open(
             stream, round_id, layout.nbytes, layout.chunk_bytes, dtype, wait_ready,
-            squared_norm, _wire(tolerance), critical, _wire(next_tolerance),
+            squared_norm, _wire(tolerance), critical, _wire(next_tolerance), whole_bytes,
         )  # fmt: skip
         label = RoundLabel(direction, rank, regime)
-        plan = SendPlan(announcement, layout, view, chosen, reducer, known, label)
+        plan = SendPlan(announcement, layout, view, chosen, reducer, known, label, only)
         try:
             sender = self._rounds.senders[key] = Sender(self._link, plan, now=now)
         except ValueError as error:  # no slot is free, or the order is none

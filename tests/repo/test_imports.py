@@ -42,7 +42,10 @@ MATRIX: dict[str, set[str]] = {
 }
 """Layer → layers that it may import besides itself."""
 
-COLLECTIVE_ADAPTERS = {"__init__", "server", "worker", "peer", "listener", "endpoint"}
+COLLECTIVE_ADAPTERS = {
+    *("__init__", "server", "worker", "peer", "listener", "endpoint", "admission", "mesh"),
+    "mesh_owner",
+}
 """Modules of `collective` that own sockets or threads; all others are its sans-IO core."""
 
 SANS_IO = {"proto", "phase", "core", "sim", "faults"}
