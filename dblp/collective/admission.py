@@ -129,6 +129,7 @@ class Admission:
                 f"rank {rank} expects {hello.world} workers, the server {job.world}: give all the "
                 "same number"
             )
+        self._check_place(hello)
         if rank not in job.ranks:
             raise RemoteProtocolError(
                 f"rank {rank} is out of range: the server takes {job.world} workers, ranks 0 to "
@@ -157,6 +158,10 @@ class Admission:
             raise RemoteProtocolError(
                 f"this is a {here}, and a {there} has connected: use the same on all ranks"
             )
+
+    def _check_place(self, hello: Hello) -> None:
+        """Refuses a rank of a mesh that looks for another one, or counts other servers."""
+        job = self.job
         if job.servers != hello.servers:
             raise RemoteProtocolError(
                 f"rank {hello.rank} counts {hello.servers} servers, rank {job.rank} {job.servers}: "

@@ -304,8 +304,13 @@ class ServerCore:
     def _on_all_offers(self, stream: StreamState, now: float) -> None:
         """Every rank has announced the current round: the policy can decide, chunks can go down."""
         round_ = stream.current
-        if self._decisions.norm_received:
-            return
+        if not self._decisions.norm_received:
+            self._flow(stream, round_, now)
+        if round_.uplinks_left == 0:  # the local rank comes last
+            self._complete(stream, now)
+
+    def _flow(self, stream: StreamState, round_: ServerRound, now: float) -> None:
+        """All norms are known."""
         total = 0.0
         for offer in round_.offers:  # one by one: sum() rounds differently from Python 3.12 on
             total += 0.0 if offer is None else offer.squared_norm
@@ -322,13 +327,12 @@ class ServerCore:
         assert round_.round_id == receiver.round_id, "an uplink ended twice"
         self._reports.append(receiver.report)
         round_.uplinks_left -= 1
-        if round_.uplinks_left == 0:
+        if round_.uplinks_left == 0 and round_.offered == self.world:
             self._complete(stream, now)
 
     def _complete(self, stream: StreamState, now: float) -> None:
         """Every uplink of the current round has stopped: complete the mean, arm the next round."""
         round_ = stream.current
-        assert round_.offered == self.world, "an uplink stopped before it was announced"
         round_.reduce(self._sessions, self.pool)
         for session in self._sessions:  # a downlink on TCP waits for the whole mean
             session.on_progress(now=now)
