@@ -27,7 +27,7 @@ _ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 cdef enum:
     HEADER = 24
     SLOTS = 256
-    VERSION = 1
+    VERSION = 2
     KIND_DATA = 0
     KIND_CONTROL = 1
     KIND_CREDIT = 2

@@ -12,7 +12,7 @@ import msgspec
 
 from .errors import RemoteProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # --- the datagram header -------------------------------------------------------------------------
 

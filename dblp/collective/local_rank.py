@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ..errors import DBLPError
 from ..tolerance import Tolerance
 from ..wire import Open
-from .server_round import ServerRound, StreamState
+from .server_round import ServerRound
+from .server_streams import StreamState
 
 __all__ = ["FinishedLocal", "LocalRank", "LocalRound"]
 
@@ -82,21 +83,21 @@ class LocalRank:
         """Streams in which a round waits."""
         return list(self._waiting)
 
-    def next(self, stream: int, state: StreamState | None) -> LocalRound | None:
-        """The round that may be announced now, if there is one.
+    def next(self, state: StreamState, chunk_bytes: int) -> Open | None:
+        """The announcement of the next round of a stream, if it may start now.
 
         As with a remote rank, the announcement of a round says that this rank has the one before.
         """
-        if state is not None and (
-            state.previous is not None or state.current.offers[self.rank] is not None
-        ):
+        current = state.current
+        if state.previous is not None or current.offers[self.rank] is not None:
             return None
-        waiting = self._waiting[stream]
+        waiting = self._waiting[current.stream]
         round_ = waiting.popleft()
         if not waiting:
-            del self._waiting[stream]
+            del self._waiting[current.stream]
         self._open.append(round_)
-        return round_
+        current.local = round_
+        return round_.announcement(current.round_id, chunk_bytes)
 
     def finish(self, round_: ServerRound) -> None:
         """The mean is in place, and nobody reads it any more."""

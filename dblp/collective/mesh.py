@@ -106,21 +106,26 @@ class Mesh:
         """Where this rank listens, as "host:port"."""
         self.port: int = parse_address(self.address)[1]
         """TCP port, and the UDP port where it is free."""
-        self._connected = world == 1
+        self._connected = False
         self._error: DBLPError | None = None
+        self._owner = self._launch(acceptor)
+        if world == 1:
+            self.connect([None])
+
+    def _launch(self, acceptor: Acceptor) -> MeshOwner:
+        """The owner, started on its own loop thread; thread and sockets end when that fails."""
         try:
-            self._thread = LoopThread(self.config.loop, f"dblp-mesh-{rank}")
+            self._thread = LoopThread(self.config.loop, f"dblp-mesh-{self.rank}")
         except BaseException:
             acceptor.close()
             raise
         try:
-            self._owner: MeshOwner = self._thread.call(self._start(acceptor), CALL_MARGIN_S)
-            if world == 1:
-                self.connect([self.address])
+            owner: MeshOwner = self._thread.call(self._start(acceptor), CALL_MARGIN_S)
         except BaseException:
             self._thread.close()
             acceptor.close()
             raise
+        return owner
 
     async def _start(self, acceptor: Acceptor) -> MeshOwner:
         owner = MeshOwner(self._thread, self._settings, acceptor)
@@ -142,7 +147,7 @@ class Mesh:
         """
         if self._error is not None:
             raise self._error
-        if self._connected and self.world > 1:
+        if self._connected:
             return
         if len(addresses) != self.world:
             raise ConfigError(

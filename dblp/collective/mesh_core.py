@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ..errors import DBLPError, LocalProtocolError, PeerLostError
+from ..proto.receiver import STOP_DATA_BYTES_MAX
 from ..tolerance import EXACT, Tolerance
 from ..wire import Abort, Frame
 from .local_rank import LocalRound
@@ -16,6 +17,9 @@ from .sharding import ShardPlan
 from .worker_core import WorkerCore
 
 __all__ = ["MeshCore"]
+
+TOLD_CHUNKS_MAX = STOP_DATA_BYTES_MAX
+"""Runs of missing chunks take two bytes each or less than one byte per chunk."""
 
 
 class MeshCore:
@@ -112,6 +116,7 @@ class MeshCore:
                 )
                 assert self.error is not None
                 raise self.error
+            self._check_length(shard.stop - shard.start, told)
         self._open[id(round_)] = round_
         for shard in shards:
             part = Part(shard)
@@ -246,6 +251,16 @@ class MeshCore:
                 if core.error is not None:
                     self.fail(core.error)
                     return
+
+    def _check_length(self, nbytes: int, tolerance: Tolerance) -> None:
+        """A STOP names the missing chunks in one frame, and the caller is promised to know them."""
+        assert self._plan is not None
+        limit = TOLD_CHUNKS_MAX * self._plan.chunk_bytes
+        if nbytes > limit and not tolerance.is_exact:
+            raise LocalProtocolError(
+                f"a shard of {nbytes:,} bytes is too long for a tolerance of {tolerance}: use "
+                f"buckets with shards of at most {limit:,} bytes, or no tolerance"
+            )
 
     def _cores(self) -> list[ServerCore | WorkerCore]:
         cores: list[ServerCore | WorkerCore] = list(self.workers.values())

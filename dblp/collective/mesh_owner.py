@@ -25,6 +25,7 @@ from .admission import Admission, Job
 from .base import ExchangeReport
 from .mesh_core import MeshCore
 from .mesh_round import MeshRound
+from .naming import error_of
 from .server_core import MissingRule, ServerCore
 from .server_decisions import Downlink
 from .sharding import ShardPlan
@@ -161,7 +162,7 @@ class MeshOwner:
                 candidates, identity, settings.config, settings.impairment
             )
         except DBLPError as error:
-            return type(error)(f"rank {server}: {error}")
+            return error_of(server, error)
         theirs = (connection.welcome.downlink, connection.welcome.rule)
         if theirs != (settings.downlink, settings.rule):
             connection.control.close()

@@ -8,13 +8,7 @@ from typing import Literal
 
 from .. import fastpath
 from ..config import TransportConfig
-from ..errors import (
-    DBLPError,
-    PeerLostError,
-    RemoteProtocolError,
-    RoundAbortedError,
-    RoundTimeoutError,
-)
+from ..errors import DBLPError, RemoteProtocolError, RoundAbortedError
 from ..phase import TolerancePolicy
 from ..proto import Event as SessionEvent
 from ..proto import (
@@ -29,9 +23,11 @@ from ..stats import RoundReport
 from ..wire import Abort, Frame, Open, next_round, round_is_newer
 from .buffers import BufferPool
 from .local_rank import FinishedLocal, LocalRank, LocalRound
+from .naming import error_of
 from .round_layout import RoundLayout, disagreement, objection, told_by
 from .server_decisions import Decisions, Downlink, NormSource
-from .server_round import ServerRound, Stage, StreamState
+from .server_round import ServerRound, Stage
+from .server_streams import StreamState, StreamTable
 
 __all__ = ["Downlink", "MissingRule", "NormSource", "ServerCore"]
 
@@ -91,12 +87,16 @@ class ServerCore:
         self._decisions = Decisions(policy, downlink=downlink, norm=norm)
         self._local = None if local is None else LocalRank(local)
         self._contributors = rule == "contributors"
-        self._first_round = first_round
         self._order_seed = rng.getrandbits(32)
         self._attached: dict[int, Session] = {}
         self._sessions: list[Session] = []
         self._left: set[int] = set()
-        self._streams: dict[int, StreamState] = {}
+        self._streams = StreamTable(
+            world=world,
+            ranks=self.remotes,
+            first_round=first_round,
+            decision=self._decisions.initial,
+        )
         self._touched: set[int] = set()
         self._backlog: deque[tuple[int, SessionEvent]] = deque()
         self._started_downlinks = False
@@ -176,27 +176,13 @@ class ServerCore:
 
     def on_timeout(self, *, now: float) -> None:
         """Ends the job when a round is over its time (`TransportConfig.timeout_s`)."""
-        for round_ in self._open_rounds():
-            if round_.deadline is not None and now >= round_.deadline:
-                self.fail(
-                    RoundTimeoutError(
-                        f"{round_.where} is not complete after {self._config.timeout_s:g} s: "
-                        f"{round_.waiting_for()}; look at that rank, or raise timeout_s",
-                        round_.progress_report(now=now),
-                    )
-                )
-                return
+        error = self._streams.overdue(now, self._config.timeout_s)
+        if error is not None:
+            self.fail(error)
 
     def peer_lost(self, rank: int, error: DBLPError, *, now: float) -> None:
         """The connection to `rank` is gone or broken: every other rank learns which one it was."""
-        if isinstance(error, PeerLostError):
-            reason = str(error)
-            if "rank " not in reason:  # else it names the rank, or another one that was lost first
-                reason = f"rank {rank} is lost: {reason}"
-            error = PeerLostError(reason)
-        elif f"rank {rank}" not in str(error):
-            error = type(error)(f"rank {rank}: {error}")
-        self.fail(error, lost=rank)
+        self.fail(error_of(rank, error), lost=rank)
 
     # --- outputs ----------------------------------------------------------------------------
 
@@ -221,17 +207,11 @@ class ServerCore:
 
     def next_timeout(self) -> float | None:
         """When `on_timeout` wants to be called, in seconds, or None.  Sessions have their own."""
-        return min(
-            (round_.deadline for round_ in self._open_rounds() if round_.deadline is not None),
-            default=None,
-        )
+        return self._streams.next_timeout()
 
     def stall(self) -> str:
         """What every unfinished round waits for, by stream, phase and rank; '' when idle."""
-        return "; ".join(
-            f"{round_.where} ({round_.stage.value}): {round_.waiting_for()}"
-            for round_ in self._open_rounds()
-        )
+        return self._streams.stall()
 
     # --- events of the sessions -------------------------------------------------------------
 
@@ -255,7 +235,7 @@ class ServerCore:
         if reason is not None:
             self.fail(RemoteProtocolError(reason))
             return
-        stream = self._stream(offer.stream)
+        stream = self._streams.take(offer.stream)
         current = stream.current
         if offer.round == current.round_id:
             self._on_offer(stream, rank, offer, now)
@@ -305,24 +285,17 @@ class ServerCore:
         """Every rank has announced the current round: the policy can decide, chunks can go down."""
         round_ = stream.current
         if not self._decisions.norm_received:
-            self._flow(stream, round_, now)
+            self._decide(stream, round_, round_.announced_mean_square())
+            round_.stage = Stage.FLOWING
+            if self._decisions.may_pipeline(round_, self._config.stop):
+                self._start_downlinks(round_, now)
         if round_.uplinks_left == 0:  # the local rank comes last
             self._complete(stream, now)
-
-    def _flow(self, stream: StreamState, round_: ServerRound, now: float) -> None:
-        """All norms are known."""
-        total = 0.0
-        for offer in round_.offers:  # one by one: sum() rounds differently from Python 3.12 on
-            total += 0.0 if offer is None else offer.squared_norm
-        self._decide(stream, round_, total / self.world)
-        round_.stage = Stage.FLOWING
-        if self._decisions.may_pipeline(round_, self._config.stop):
-            self._start_downlinks(round_, now)
 
     def _on_uplink_finished(self, event: ReceiveFinished, now: float) -> None:
         receiver = event.receiver
         assert receiver.report is not None
-        stream = self._streams[receiver.stream]
+        stream = self._streams.take(receiver.stream)
         round_ = stream.current
         assert round_.round_id == receiver.round_id, "an uplink ended twice"
         self._reports.append(receiver.report)
@@ -357,7 +330,7 @@ class ServerCore:
         sender = event.sender
         assert sender.report is not None
         self._reports.append(sender.report)
-        stream = self._streams[sender.stream]
+        stream = self._streams.take(sender.stream)
         round_ = stream.find(sender.round_id)
         if round_ is not None:  # else the stop was implied, and that was the last downlink
             self._downlink_over(stream, round_, rank)
@@ -373,21 +346,6 @@ class ServerCore:
         self._close_if_done(stream, round_)
 
     # --- inside -----------------------------------------------------------------------------
-
-    def _stream(self, stream: int) -> StreamState:
-        state = self._streams.get(stream)
-        if state is None:
-            state = self._streams[stream] = StreamState(
-                stream,
-                round_id=self._first_round,
-                world=self.world,
-                ranks=self.remotes,
-                decision=self._decisions.initial,
-            )
-        return state
-
-    def _open_rounds(self) -> list[ServerRound]:
-        return [round_ for stream in self._streams.values() for round_ in stream.open_rounds()]
 
     def _close_if_done(self, stream: StreamState, round_: ServerRound) -> None:
         if not round_.downlinks_open and round_.stage is Stage.REDUCED:
@@ -418,31 +376,24 @@ class ServerCore:
         try:
             round_.arm(layout, self._sessions, self.pool, contributors=self._contributors, now=now)
         except MemoryError:
-            self.fail(
-                RoundAbortedError(
-                    f"{round_.where}: the server has no memory for {self.world} receive buffers "
-                    f"and a result of {layout.nbytes:,} bytes: use a larger host or smaller buckets"
-                )
+            reason = (
+                f"{round_.where}: the server has no memory for {self.world} receive buffers and a "
+                f"result of {layout.nbytes:,} bytes: use a larger host or smaller buckets"
             )
+            self.fail(RoundAbortedError(reason))
         self._touched.update(self.remotes)
 
     def _announce_local(self, now: float) -> None:
         """The local rank's next rounds, where it has the ones before."""
         local = self._local
-        if local is None:
-            return
-        for stream in local.due():
-            current = self._stream(stream)
-            round_ = local.next(stream, current) if self.error is None else None
-            if round_ is not None:
-                current.current.local = round_
-                chunk_bytes = self._sessions[0].channel.chunk_bytes
-                offer = round_.announcement(current.current.round_id, chunk_bytes)
+        for stream in () if local is None else local.due():
+            if local is None or self.error is not None:
+                return
+            offer = local.next(self._streams.take(stream), self._sessions[0].channel.chunk_bytes)
+            if offer is not None:
                 self._on_open(local.rank, offer, now)
 
     def _refuse_rounds_without_the_left(self) -> None:
         """A rank that is gone will never announce a round that others wait in."""
-        for stream in self._streams.values():
-            if reason := stream.left_alone(self._left):
-                self.fail(RoundAbortedError(reason))
-                return
+        if reason := self._streams.left_alone(self._left):
+            self.fail(RoundAbortedError(reason))

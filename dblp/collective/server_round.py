@@ -1,4 +1,4 @@
-"""What the server keeps for one round of one stream, and for one stream."""
+"""What the server keeps for one round of one stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..phase import Decision, Regime
 from ..proto import Receiver, Sender, Session, send_order
 from ..stats import RoundReport
 from ..tolerance import Tolerance
-from ..wire import Open, next_round
+from ..wire import Open
 from .round_layout import RoundLayout
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .buffers import BufferPool
 
-__all__ = ["ServerRound", "Stage", "StreamState"]
+__all__ = ["ServerRound", "Stage"]
 
 
 class Stage(Enum):
@@ -160,7 +160,7 @@ class ServerRound:
             return
         assert self.layout is not None
         if self.announced == self.layout:
-            self.result = np.frombuffer(local.buffer, np.uint8)
+            self.result = np.asarray(local.buffer)
             local_rank = next(r for r in range(len(self.offers)) if r not in self.ranks)
             self.reducer.provide(local_rank, self.result)
 
@@ -253,6 +253,13 @@ class ServerRound:
         self.result = None
         self.reducer = None
 
+    def announced_mean_square(self) -> float:
+        """Mean over the ranks of the squared norms that they have announced."""
+        total = 0.0
+        for offer in self.offers:  # one by one: sum() rounds differently from Python 3.12 on
+            total += math.nan if offer is None else offer.squared_norm
+        return total / len(self.offers)
+
     @property
     def uplink_tolerance(self) -> Tolerance:
         """Of all uplinks of the round, once all ranks have announced it."""
@@ -299,80 +306,3 @@ class ServerRound:
         for buffer in self.sources:
             pool.release(buffer)
         self.sources = []
-
-
-class StreamState:
-    """One stream on the server.
-
-    `current` is the round whose uplinks are not all in; `previous` is the one before it while its
-    downlink is still going.  There are never more: a worker announces round r+1 only when it has
-    the result of round r (`WorkerCore`), so the announcements of r+1 end the downlinks of r.
-    """
-
-    __slots__ = ("current", "decision", "early", "previous", "ranks", "world")
-
-    def __init__(
-        self, stream: int, *, round_id: int, world: int, ranks: Sequence[int], decision: Decision
-    ) -> None:
-        self.world = world
-        self.ranks = ranks
-        self.decision = decision
-        """Newest decision of the policy for this stream."""
-        self.current = ServerRound(
-            stream=stream, round_id=round_id, step=0, world=world, ranks=ranks, decision=decision
-        )
-        self.previous: ServerRound | None = None
-        self.early: list[tuple[int, Open]] = []
-        """Announcements (rank, Open) of the round after `current`.  At tolerance 0 the fast path
-        can complete a mean, and a worker can answer, before this core was told."""
-
-    def advance(self) -> ServerRound:
-        """All uplinks of `current` are in: the next round becomes the current one."""
-        done = self.current
-        assert self.previous is None, "the announcements of a round end the downlinks before it"
-        if done.stage is not Stage.DONE:
-            self.previous = done
-        self.current = ServerRound(
-            stream=done.stream,
-            round_id=next_round(done.round_id),
-            step=done.step + 1,
-            world=self.world,
-            ranks=self.ranks,
-            decision=self.decision,
-        )
-        return self.current
-
-    def open_rounds(self) -> list[ServerRound]:
-        """The rounds that at least one rank has announced and that are not done, oldest first."""
-        rounds = [] if self.previous is None else [self.previous]
-        if self.current.offered:
-            rounds.append(self.current)
-        return rounds
-
-    def left_alone(self, left: set[int]) -> str:
-        """Who waits in vain for a rank that has said goodbye, as one sentence; '' if nobody."""
-        round_ = self.current
-        if not round_.offered:
-            return ""
-        for rank in sorted(left):
-            if round_.offers[rank] is None:
-                waiting = next(r for r, offer in enumerate(round_.offers) if offer is not None)
-                return (
-                    f"{round_.where}: rank {waiting} waits for rank {rank}, which has closed its "
-                    f"worker: all ranks must run the same rounds"
-                )
-            # A worker that has the mean has sent what the server needs: this one has not.
-            if not round_.receivers or not round_.receivers[self.ranks.index(rank)].is_over:
-                return (
-                    f"{round_.where}: rank {rank} has closed its worker in the middle of the "
-                    f"round: wait for all_reduce to return before closing"
-                )
-        return ""
-
-    def find(self, round_id: int) -> ServerRound | None:
-        """The round with this id, if it is still going."""
-        if self.current.round_id == round_id:
-            return self.current
-        if self.previous is not None and self.previous.round_id == round_id:
-            return self.previous
-        return None

@@ -148,8 +148,8 @@ static void dblp_mean_half(uint8_t *out, const uint8_t *const *sources, int pres
 DBLP_MEAN_OF(dblp_mean_f32, float)
 DBLP_MEAN_OF(dblp_mean_f64, double)
 
-/* out = (sources[0] + sources[1] + ...) / divisor over nbytes; no source: zeros.  `out` is apart from
- * the sources or exactly one of them. */
+/* out = (sources[0] + sources[1] + ...) / divisor over nbytes; no source: zeros.  `out` is apart
+ * from the sources or exactly one of them. */
 static void dblp_mean(uint8_t *out, const uint8_t *const *sources, int present, size_t nbytes,
                       int divisor, int kind)
 {

@@ -16,7 +16,7 @@ from ..errors import LocalProtocolError
 from .bitmap import Indices
 from .layout import Bytes, ChunkLayout
 
-__all__ = ["rotation_step", "send_order", "subset_mask"]
+__all__ = ["as_given", "rotation_step", "send_order", "subset_mask"]
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -60,6 +60,11 @@ def send_order(
     raise LocalProtocolError(
         f"there is no send order {kind!r}: choose sequential, rotate, random or magnitude"
     )
+
+
+def as_given(order: Indices, exact: bool) -> Indices:
+    """`order`, whether or not the receiver wants every chunk."""
+    return order
 
 
 def subset_mask(order: Indices, count: int) -> npt.NDArray[np.bool_] | None:

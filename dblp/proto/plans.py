@@ -59,3 +59,9 @@ class SendPlan:
     label: RoundLabel
     only: npt.NDArray[np.bool_] | None = None
     """By chunk, whether it may be sent; None: all."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the receiver names the missing chunks over TCP: a worker that announced a
+        tolerance makes up for them."""
+        return self.open.tolerance is not None and self.label.direction == "uplink"

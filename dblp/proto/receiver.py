@@ -327,15 +327,24 @@ class Receiver:
         self.stop = short
         full_follows = not fits and len(data) <= STOP_DATA_BYTES_MAX
         if not (full_follows and link.outbox.reliable_only):
-            told = self.open is not None and self.open.tolerance is not None
-            wanted = missing_count > 0 and self.plan.yields and told  # the sender makes up for it
-            asked = self.reliable or self._probe is not None or wanted
+            asked = self.reliable or self._probe is not None or self._is_awaited()
             path = Path.BOTH if asked else link.signal_path(count)
             link.outbox.put(short, Path.DATAGRAM if full_follows else path, self)
         if full_follows:
             full = Stop(self.stream, self.round_id, self._accepted, count, late, data)
             link.outbox.put(full, Path.RELIABLE, self)
         link.events.append(ReceiveFinished(self))
+
+    def _is_awaited(self) -> bool:
+        """Whether the sender waits for what STOP says, even if it is done otherwise: a worker that
+        announced a tolerance wants to know what was lost (`SendPlan.is_told`)."""
+        return (
+            self.plan.yields
+            and self.open is not None
+            and self.open.tolerance is not None
+            and self.tolerance is not None
+            and not self.tolerance.is_exact
+        )
 
     def _remember_duration(self, now: float) -> None:
         """The time that this round took, or would have taken, for the deadlines of later ones."""

@@ -12,7 +12,7 @@ from .sender import Sender
 __all__ = ["OpenRounds"]
 
 AWAITED_MAX = 64
-"""Stopped senders that still wait to hear which chunks were missing."""
+"""Stopped senders that wait to hear which chunks were missing, though nobody may tell them."""
 
 
 class OpenRounds:
@@ -48,7 +48,14 @@ class OpenRounds:
         if sender.final_missing is None:
             self.awaiting_missing[key] = sender
             if len(self.awaiting_missing) > AWAITED_MAX:
-                self.awaiting_missing.popitem(last=False)
+                self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """Those that are told for sure stay."""
+        for key, sender in self.awaiting_missing.items():
+            if not sender.plan.is_told:
+                del self.awaiting_missing[key]
+                return
 
     def imply_all_stops(self, *, now: float) -> None:
         """Every sender counts as stopped (hazard 4; the peer said Bye)."""

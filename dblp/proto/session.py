@@ -17,7 +17,7 @@ from .finished import RoundKey
 from .inbound import Inbound
 from .layout import Bytes, ChunkLayout, byte_view
 from .link import Link, RoundLabel
-from .order import send_order, subset_mask
+from .order import as_given, send_order, subset_mask
 from .plans import ReceivePlan, SendPlan
 from .receiver import Receiver
 from .rounds import OpenRounds
@@ -184,9 +184,7 @@ class Session:
         chosen = None
         only = None
         if order is not None:
-            fixed = order
-            chosen = lambda exact: fixed  # noqa: E731
-            only = subset_mask(order, layout.count)
+            chosen, only = partial(as_given, order), subset_mask(order, layout.count)
         elif reducer is None:
             chosen = partial(self._order, layout, view, dtype, key, known)
         if regime is None and tolerance is not None:

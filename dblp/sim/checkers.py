@@ -301,14 +301,15 @@ class OneTolerance(Observer):
         self._uplink: dict[tuple[int, int], Fraction] = {}
         self._downlink: dict[tuple[int, int], str | None] = {}
         self._announced: dict[tuple[int, int], str | None] = {}
+        self._told: dict[tuple[int, int], Fraction] = {}
 
     def armed(self, session: WatchedSession, receiver: Receiver) -> None:
         """All uplinks of a round, also those armed anew after a changed layout."""
         if session.role != "server":
             return
-        assert receiver.tolerance is not None
+        assert receiver.plan.tolerance is not None
         key = (receiver.stream, receiver.round_id)
-        fraction = receiver.tolerance.fraction
+        fraction = receiver.plan.tolerance.fraction
         if self._uplink.setdefault(key, fraction) != fraction:
             raise Violation("C1", f"{_where(session, receiver)}: ranks differ in their tolerance")
         told = self._announced.get((receiver.stream, (receiver.round_id - 1) % (1 << 32)))
@@ -334,7 +335,11 @@ class OneTolerance(Observer):
         assert receiver.tolerance is not None
         key = (receiver.stream, receiver.round_id)
         if session.role == "server":
-            expected = self._uplink[key]
+            assert receiver.open is not None
+            told = receiver.open.tolerance  # of the ranks, in place of the policy's
+            expected = self._uplink[key] if told is None else Fraction(told)
+            if told is not None and self._told.setdefault(key, expected) != expected:
+                raise Violation("C1", f"{_where(session, receiver)}: ranks announce differently")
         else:
             expected = Fraction(self._downlink[key] or 0)
         if receiver.tolerance.fraction != expected:

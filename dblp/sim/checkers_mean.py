@@ -76,7 +76,8 @@ def reference_mean(
 class ExactMean(Observer):
     """R3 for means: what a worker has of a round is the rank-order mean of what the server had.
 
-    Chunks that the worker lacks are zero; with exact downlinks all replicas are identical.
+    Chunks that the worker lacks are zero; with exact and common downlinks all replicas are
+    identical.
     """
 
     def __init__(
@@ -84,15 +85,20 @@ class ExactMean(Observer):
         sources: dict[tuple[str, int, int, int], bytes],
         *,
         world: int,
-        exact_downlink: bool,
+        identical: bool,
         contributors: bool,
     ) -> None:
         self._sources = sources
         self._world = world
-        self._exact_downlink = exact_downlink
+        self._identical = identical
         self._contributors = contributors
         self._uplinks: dict[RoundKey, dict[int, Bits]] = {}
         self._results: dict[RoundKey, dict[int, tuple[bytes, Bits, str, int]]] = {}
+        self._local: dict[RoundKey, tuple[int, bytes]] = {}
+
+    def local_over(self, rank: int, stream: int, round_id: int, result: bytes) -> None:
+        """Remembers what the rank has that lives with the server."""
+        self._local[stream, round_id] = (rank, result)
 
     def event(self, session: WatchedSession, event: Event) -> None:
         """Remembers what arrived, at the server and at the workers."""
@@ -114,10 +120,26 @@ class ExactMean(Observer):
         """Recomputes every round that the server has completed."""
         for key, results in self._results.items():
             uplinks = self._uplinks.get(key, {})
-            if self._exact_downlink and len({result[0] for result in results.values()}) > 1:
+            self._add_local(key, uplinks, results)
+            if self._identical and len({result[0] for result in results.values()}) > 1:
                 raise Violation("R3", f"stream {key[0]} round {key[1]}: the replicas differ")
             if len(uplinks) == self._world:  # else a crash came before the server knew
                 self._compare(key, uplinks, results)
+
+    def _add_local(
+        self,
+        key: RoundKey,
+        uplinks: dict[int, Bits],
+        results: dict[int, tuple[bytes, Bits, str, int]],
+    ) -> None:
+        """The local rank: all its chunks count, and it lacks what a common set leaves out."""
+        local = self._local.get(key)
+        if local is None:
+            return
+        _, bits, dtype, chunk_bytes = next(iter(results.values()))
+        whole = np.ones(bits.size, np.bool_)
+        uplinks[local[0]] = whole
+        results[local[0]] = (local[1], bits if self._identical else whole, dtype, chunk_bytes)
 
     def _compare(
         self,

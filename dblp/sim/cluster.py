@@ -7,9 +7,11 @@ import random
 from functools import partial
 
 from .. import fastpath
+from ..collective.local_rank import FinishedLocal, LocalRound
 from ..collective.server_core import ServerCore
 from ..collective.worker_core import FinishedRound, WorkerCore
 from ..errors import DBLPError, PeerLostError, RoundAbortedError
+from ..tolerance import Tolerance
 from ..wire import ROUND_MODULUS, Bye
 from .joint import GradientPool, connect
 from .network import End, Host, Network
@@ -22,20 +24,66 @@ DETECTION_S = 0.001
 """From a crash to the reset of its connections, besides the delay of the path."""
 
 
+class LocalDoor:
+    """What the training loop of the local rank calls: the part of `WorkerCore` that it needs."""
+
+    def __init__(self, server: ServerCore) -> None:
+        self._server = server
+
+    def all_reduce(
+        self,
+        buffer: memoryview,
+        dtype: str,
+        *,
+        stream: int,
+        squared_norm: float,
+        tolerance: Tolerance | None,
+        now: float,
+    ) -> None:
+        """As `WorkerCore.all_reduce`."""
+        round_ = LocalRound(
+            buffer=buffer, dtype=dtype, stream=stream, squared_norm=squared_norm,
+            tolerance=tolerance, critical=False, whole_bytes=0,
+        )  # fmt: skip
+        self._server.all_reduce_local(round_, now=now)
+
+    def take_finished(self) -> list[FinishedLocal]:
+        """As `WorkerCore.take_finished`."""
+        return self._server.take_local()
+
+    def take_notices(self) -> list[str]:
+        """The server has its own."""
+        return []
+
+    def next_timeout(self) -> float | None:
+        """The server has its own."""
+        return None
+
+    def on_timeout(self, *, now: float) -> None:
+        """Nothing: the server has its own."""
+
+    def stall(self) -> str:
+        """The server says it."""
+        return ""
+
+
 class SimulatedWorker:
     """One rank: its core, and the training loop that calls it."""
 
-    def __init__(self, rank: int, core: WorkerCore, host: Host, end: End, streams: int) -> None:
+    def __init__(
+        self, rank: int, core: WorkerCore | LocalDoor, host: Host, end: End | None, streams: int
+    ) -> None:
         self.rank = rank
         self.core = core
         self.host = host
         self.end = end
+        """None: it lives with the server."""
         self.submitted = [0] * streams
         """Rounds submitted, by stream."""
         self.ended = [0] * streams
         """Rounds that came back, by stream."""
         self.buffers: list[bytearray] = []
-        self.finished: list[FinishedRound] = []
+        self.finished: list[FinishedRound | FinishedLocal] = []
         self.error: DBLPError | None = None
         """With which its rounds ended."""
         self.left = False
@@ -58,6 +106,7 @@ class Cluster:
         self.network = network
         self.sources = sources
         self.workers: list[SimulatedWorker] = []
+        self._watch = watch
         self._pool = GradientPool(options.seed)
         self._rng = random.Random(f"{options.seed}/cluster")
         self._think_s = options.think_s
@@ -72,6 +121,7 @@ class Cluster:
             norm=options.norm,  # type: ignore[arg-type]
             rng=random.Random(f"{options.seed}/server"),
             first_round=options.first_round,
+            local=options.local,
         )
         self.server_host = Host(
             "server",
@@ -80,10 +130,15 @@ class Cluster:
             tick=self._tick_server,
             next_timeout=self.server.next_timeout,
         )
-        self.server_ends: list[End] = []
+        self.server_ends: dict[int, End] = {}
         for rank in range(options.world):
-            self._add_worker(rank, watch)
-        self.ends = [*self.server_ends, *(worker.end for worker in self.workers)]
+            if rank == options.local:
+                door, streams = LocalDoor(self.server), len(options.streams)
+                self.workers.append(SimulatedWorker(rank, door, self.server_host, None, streams))
+            else:
+                self._add_worker(rank, watch)
+        ends = (worker.end for worker in self.workers)
+        self.ends = [*self.server_ends.values(), *(end for end in ends if end is not None)]
 
     def _add_worker(self, rank: int, watch: Watch) -> None:
         options = self.options
@@ -97,6 +152,7 @@ class Cluster:
             session=end.session,
             config=options.config,
             tolerance=options.make_policy().initial().tolerance,
+            common=options.downlink == "common",
             first_round=options.first_round,
         )
         host = Host(
@@ -114,7 +170,7 @@ class Cluster:
         host.add(end)
         self.server_host.add(server_end)
         self.workers.append(worker)
-        self.server_ends.append(server_end)
+        self.server_ends[rank] = server_end
         self.server.attach(rank, server_end.session, now=0.0)
 
     # --- commands ---------------------------------------------------------------------------
@@ -144,6 +200,8 @@ class Cluster:
             self.server_host.dead = True
             lost = PeerLostError("the server is lost: the connection was reset by the peer")
             for other in self.workers:
+                if other.end is None:
+                    continue
                 at = network.now + options.down.delay_s + DETECTION_S
                 network.call_at(at, self._lose, other.end, lost)
         elif options.trouble == "leave":
@@ -158,8 +216,9 @@ class Cluster:
 
     def _leave(self, worker: SimulatedWorker) -> None:
         """As `Worker.close`: open work ends, and a goodbye."""
-        if worker.host.dead:
+        if worker.host.dead or worker.end is None:
             return
+        assert isinstance(worker.core, WorkerCore)
         worker.left = True
         worker.core.fail(RoundAbortedError("this endpoint was closed while work was open"))
         self._tick_worker(worker, self.network.now)
@@ -199,12 +258,14 @@ class Cluster:
         self.sources["worker", worker.rank, stream, round_id] = source
         buffer = bytearray(source)
         norm = fastpath.squared_norm(buffer, plan.dtype) if buffer else 0.0
+        tolerance = Tolerance.of(plan.tolerance) if options.announced else None
         try:
             worker.core.all_reduce(
                 memoryview(buffer),
                 plan.dtype,
                 stream=stream,
                 squared_norm=norm if options.norm_known else math.nan,
+                tolerance=tolerance,
                 now=self.network.now,
             )
         except DBLPError as error:
@@ -223,11 +284,28 @@ class Cluster:
             worker.finished.append(one)
             worker.error = worker.error or one.error
             stream = one.round.stream
+            if one.error is None:
+                self._check_round(worker, one)
             worker.ended[stream] += 1
             if worker.submitted[stream] < len(self.options.streams[stream]):
                 self.network.call_at(now + self._think_s, self._submit, worker, stream)
         if self.options.leave_when_done and self._has_done(worker) and not worker.left:
             self._leave(worker)
+
+    def _check_round(self, worker: SimulatedWorker, one: FinishedRound | FinishedLocal) -> None:
+        """A round that ended well."""
+        stream = one.round.stream
+        if isinstance(one, FinishedRound):
+            sender = one.round.sender
+            if self.options.announced and (sender is None or sender.final_missing is None):
+                tolerance = one.round.tolerance
+                if tolerance is not None and not tolerance.is_exact and one.round.buffer.nbytes:
+                    raise Violation("R1", f"rank {worker.rank} does not know what was missing")
+            return
+        round_id = (self.options.first_round + worker.ended[stream]) % ROUND_MODULUS
+        result = bytes(one.round.buffer)
+        self._watch.tell("local_over", worker.rank, stream, round_id, result)
+        one.round.buffer[:] = bytes(len(result))  # S2: nobody may read it any more
 
     # --- the server -------------------------------------------------------------------------
 
@@ -242,6 +320,8 @@ class Cluster:
             self._reports.append((report.direction, report.rank))
         for rank, frame in server.take_broadcast():
             self.network.put_reliable(self.server_ends[rank], frame)
+        if self.options.local is not None:
+            self._tick_worker(self.workers[self.options.local], now)
 
     def _server_end_failed(self, rank: int, error: DBLPError) -> None:
         self.server.peer_lost(rank, error, now=self.network.now)
@@ -275,6 +355,8 @@ class Cluster:
         }[trouble]
         for worker in self.workers:
             error = worker.error
+            if worker.end is None and trouble == "server crash":
+                continue
             if error is None or (worker.rank == rank and trouble in ("crash", "leave")):
                 continue
             if expected is None:
@@ -290,13 +372,14 @@ class Cluster:
             if any(worker.error is None for worker in self.workers):
                 raise Violation("L1", "a rank does not know that the ranks disagree")
             return
-        rounds = options.world * sum(map(len, options.streams))
+        remote = len(self.server_ends)
+        rounds = remote * sum(map(len, options.streams))
         for direction in ("uplink", "downlink"):
             count = sum(1 for way, _ in self._reports if way == direction)
             if count != rounds:
                 raise Violation("L1", f"{count} reports of {direction}s for {rounds} rounds")
         # After the last round the next one is armed, unless everybody has left by then.
-        armed = len(options.streams) * (options.world + 1)
+        armed = len(options.streams) * (remote + (options.local is None))
         if self.server.pool.in_use > armed or (
             self.server.pool.in_use != armed and not options.leave_when_done
         ):

@@ -59,7 +59,7 @@ class RoundPlan:
     elements: int
     dtype: str
     tolerance: str = "0%"
-    """Point to point: the receiver's."""
+    """Point to point: the receiver's.  In a cluster: what the ranks announce, if they do."""
     backwards: bool = False
     """Point to point: from b to a."""
 
@@ -125,6 +125,10 @@ class Options:
     """A worker closes as soon as its own rounds are over."""
     safety_s: float
     """When the faults stop, in seconds."""
+    announced: bool = False
+    """The ranks announce the tolerance of every round, as in a mesh; else the policy decides."""
+    local: int | None = None
+    """The rank that lives with the server, as in a mesh; it has no connection."""
 
     @property
     def config(self) -> TransportConfig:
@@ -162,6 +166,9 @@ def draw(seed: int) -> Options:
     in_flight = min(window, congestion.new_control(chunk_bytes).window)
     streams = _streams(rng, kind, world, chunk_bytes, in_flight)
     trouble = _trouble(rng, kind, world)
+    local = rng.randrange(world) if world > 1 and rng.random() < 0.4 else None
+    announced = kind == "cluster" and rng.random() < 0.4
+    remote = [rank for rank in range(world) if rank != local]
     blocked = rng.choice(("up", "down", "both")) if rng.random() < 0.12 else ""
     return Options(
         seed=seed,
@@ -178,7 +185,7 @@ def draw(seed: int) -> Options:
         probe_quiet_s=rng.choice((None, None, 0.0, 1e-3)),
         timeout_s=FREEZE_TIMEOUT_S if trouble == "freeze" else TIMEOUT_S,
         policy=_policy(rng),
-        downlink=rng.choice(("exact", "exact", "lossy")),
+        downlink=rng.choice(("exact", "exact", "common", "lossy")),
         rule=rng.choice(("zero", "contributors")),
         norm=rng.choice(("sent", "sent", "received")),
         norm_known=rng.random() < 0.9,
@@ -195,11 +202,13 @@ def draw(seed: int) -> Options:
         blocked_known=rng.random() < 0.2,
         intruders=rng.choice((0, 0, 4)),
         trouble=trouble,
-        trouble_rank=rng.randrange(world),
+        trouble_rank=rng.choice(remote),
         trouble_at_s=10 ** rng.uniform(-4.5, -1.0),
         leave_when_done=rng.random() < 0.3,
         safety_s=10 ** rng.uniform(-3.0, 0.3),
         late_turns=rng.random() < 0.4,
+        announced=announced,
+        local=local,
     )
 
 

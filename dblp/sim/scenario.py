@@ -121,7 +121,7 @@ class Scenario:
             ExactMean(
                 self.sources,
                 world=options.world,
-                exact_downlink=options.downlink == "exact",
+                identical=options.downlink != "lossy",
                 contributors=options.rule == "contributors",
             ),
         )

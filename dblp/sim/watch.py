@@ -45,6 +45,9 @@ class Observer:
     def event(self, session: WatchedSession, event: Event) -> None:
         """The owner of `session` has taken `event`."""
 
+    def local_over(self, rank: int, stream: int, round_id: int, result: bytes) -> None:
+        """`rank`, which lives with the server, has the mean."""
+
     def datagrams_out(self, end: End, datagrams: list[bytes]) -> None:
         """`datagrams` leave `end`."""
 

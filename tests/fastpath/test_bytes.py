@@ -97,7 +97,7 @@ def test_header_layout_is_that_of_wire(fastpath: ModuleType) -> None:
         wire.KIND_DATA, 3, 0x1234, 0x1_2345_6789, 0x89ABCDEF, 0x01020304, 0xCAFEBABE, payload
     )
     *fields, crc = wire.HEADER.unpack_from(datagram)
-    assert fields == [0x10, 3, 8, 0x1234, 0x6789, 0x89ABCDEF, 0x01020304, 0xCAFEBABE]
+    assert fields == [0x20, 3, 8, 0x1234, 0x6789, 0x89ABCDEF, 0x01020304, 0xCAFEBABE]
     assert crc == crc_bit_by_bit(datagram[:20] + payload)
     assert datagram[24:] == payload
 
@@ -145,7 +145,7 @@ def test_parse_refuses_wrong_lengths_and_versions(fastpath: ModuleType) -> None:
         assert fastpath.parse_datagram(datagram[:length]) is None
     assert fastpath.parse_datagram(datagram + b"x") is None
     other_version = bytearray(datagram)
-    other_version[0] = 0x21
+    other_version[0] = 0x11
     other_version[20:24] = crc_bit_by_bit(bytes(other_version[:20] + other_version[24:])).to_bytes(
         4, "little"
     )

@@ -45,7 +45,7 @@ def test_each_trouble_has_its_counter_and_changes_nothing(fastpath: ModuleType) 
     good = datagrams.data(PAYLOAD, chunk=3)
     channel.ingest([good], 0)
     content, bits = bytes(buffer), bytes(bitmap)
-    other_version = bytes([0x20]) + good[1:]
+    other_version = bytes([0x10]) + good[1:]
     corrupt = good[:-1] + bytes([good[-1] ^ 1])
     foreign = Datagrams(fastpath, TAG_A ^ 1)
     cases = [

@@ -252,3 +252,61 @@ def test_reducer_refuses_misuse(fastpath: ModuleType) -> None:
     reducer.finish([b"\1", b"\1"])
     with pytest.raises(ValueError):
         reducer.arrive(0, np.array([0], np.uint32))
+
+
+# --- a source that comes late, whole, and is replaced by the mean
+
+
+@both
+@every_dtype
+@pytest.mark.parametrize("world", [2, 3, 4, 7])
+@pytest.mark.parametrize("late", ["first", "middle", "last"])
+def test_the_mean_replaces_a_source_that_comes_late(
+    fastpath: ModuleType, dtype: str, world: int, late: str
+) -> None:
+    """In any place of the order of the ranks, before and after the chunks of the others."""
+    rng = np.random.default_rng(world)
+    sources = [random_gradients(rng, dtype, 3001) for _ in range(world)]
+    expected = rank_order_mean(sources, dtype, world)
+    local = {"first": 0, "middle": world // 2, "last": world - 1}[late]
+    own = sources[local].copy()
+    others = [None if rank == local else source for rank, source in enumerate(sources)]
+    reducer = fastpath.Reducer(None, others, 64, dtype)
+    half = np.arange(reducer.count // 2, dtype=np.uint32)
+    rest = np.arange(reducer.count // 2, reducer.count, dtype=np.uint32)
+    for rank in range(world):
+        if rank != local:
+            reducer.arrive(rank, half)
+    assert reducer.ready == 0
+    reducer.provide(local, own)
+    assert reducer.ready == half.size
+    for rank in range(world):
+        if rank != local:
+            reducer.arrive(rank, rest)
+    assert reducer.ready == reducer.count
+    assert own.tobytes() == expected
+
+
+@both
+def test_a_provided_source_counts_where_others_are_missing(fastpath: ModuleType) -> None:
+    own = np.full(48, 6, np.float32)
+    reducer = fastpath.Reducer(None, [own * 0 + 2, None], 64, "float32")
+    reducer.provide(1, own)
+    reducer.finish([np.array([0b101], np.uint8), None])
+    assert own.tolist() == [4.0] * 16 + [3.0] * 16 + [4.0] * 16
+
+
+@both
+def test_misuse_of_late_sources(fastpath: ModuleType) -> None:
+    buffer = np.zeros(16, np.float32)
+    with pytest.raises(ValueError):
+        fastpath.Reducer(None, [None, None], 64, "float32")
+    reducer = fastpath.Reducer(None, [buffer, None], 64, "float32")
+    with pytest.raises(ValueError):
+        reducer.finish([np.zeros(1, np.uint8), None])
+    for source, wrong in ((0, buffer), (2, buffer), (1, buffer[:8]), (1, bytes(64))):
+        with pytest.raises(ValueError):
+            reducer.provide(source, wrong)
+    reducer.provide(1, np.zeros(16, np.float32))
+    with pytest.raises(ValueError):
+        reducer.provide(1, np.zeros(16, np.float32))

@@ -186,7 +186,7 @@ def test_a_worker_that_says_what_it_must_not(kind: str, config: TransportConfig)
 def test_a_server_that_says_what_it_must_not(config: TransportConfig) -> None:
     with Cluster(2, config) as cluster:
         owner = cluster.server._owner
-        owner._thread.submit(lambda: owner._links[0].control.send(hello()))
+        cluster.server._thread.submit(lambda: owner._links[0].control.send(hello()))
         with pytest.raises(DBLPError, match="Hello"):
             for _ in range(10_000):
                 cluster.workers[0].all_reduce_async(np.ones(3, np.float32)).result(0.2)
