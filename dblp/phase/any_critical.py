@@ -49,6 +49,11 @@ class AnyCritical(TolerancePolicy):
         for policy in self.policies:
             policy.on_learning_rate(lr)
 
+    @property
+    def needs_norms(self) -> bool:
+        """Whether one of them does."""
+        return any(policy.needs_norms for policy in self.policies)
+
     def describe(self) -> str:
         """Such as "the lowest of: fixed tolerance of 2%; 0.8% from step 0"."""
         return "the lowest of: " + "; ".join(policy.describe() for policy in self.policies)

@@ -73,6 +73,14 @@ class TolerancePolicy(ABC):
             lr: the learning rate; with several parameter groups, the largest.
         """
 
+    @property
+    def needs_norms(self) -> bool:
+        """Whether decisions depend on norms; if not, `observe` may get NaN for all of them.
+
+        Measuring a norm costs a pass over the gradient.
+        """
+        return True
+
     def describe(self) -> str:
         """One line for people."""
         return type(self).__name__

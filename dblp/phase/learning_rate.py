@@ -129,6 +129,11 @@ class LearningRateDecay(TolerancePolicy):
         """The learning rate of the next step."""
         self._rate.on_learning_rate(lr)
 
+    @property
+    def needs_norms(self) -> bool:
+        """False: the norm changes nothing here."""
+        return False
+
     def describe(self) -> str:
         """Such as "0.8% for 10 steps after the learning rate falls by 20%, 40.8% otherwise"."""
         steps = "1 step" if self.hold == 1 else f"{self.hold} steps"

@@ -48,6 +48,11 @@ class Manual(TolerancePolicy):
         """What is set now, whatever the norm."""
         return self._current
 
+    @property
+    def needs_norms(self) -> bool:
+        """False: the norm changes nothing here."""
+        return False
+
     def describe(self) -> str:
         """Such as "set by hand, now 40.8%"."""
         return f"set by hand, now {self._current.tolerance}"

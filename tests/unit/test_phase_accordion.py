@@ -219,6 +219,27 @@ def test_the_other_policies_ignore_the_learning_rate(policy: TolerancePolicy) ->
     assert (policy.state_dict(), policy.initial()) == before
 
 
+@pytest.mark.parametrize(
+    ("policy", "needs"),
+    [
+        (FixedTolerance(0), False),
+        (Schedule([(0, "0.8%"), (2, "40.8%")]), False),
+        (Manual("0.8%"), False),
+        (LearningRateDecay("0.8%", "40.8%"), False),
+        (AnyCritical(FixedTolerance(0), Manual(0)), False),
+        (GradientNormPolicy("0.8%", "40.8%"), True),
+        (AccordionPolicy("0.8%", "40.8%"), True),
+        (AnyCritical(FixedTolerance(0), GradientNormPolicy("0.8%", "40.8%")), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_who_needs_no_norms_decides_the_same_without(policy: TolerancePolicy, needs: bool) -> None:
+    assert policy.needs_norms is needs
+    if not needs:
+        fresh = [policy.observe(stream=7, step=step, norm=1.0) for step in range(4)]
+        assert [policy.observe(stream=8, step=s, norm=math.nan) for s in range(4)] == fresh
+
+
 # --- several at once ------------------------------------------------------------------------------
 
 
