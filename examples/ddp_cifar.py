@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+import dblp.torch
 from dblp.demo import data
 
 WARM_UP_STEPS = 5  # the first steps build buckets, buffers and caches; they are not timed
@@ -112,12 +113,11 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=options.steps)
 
-    state = None
+    reports: list[dblp.torch.StepReport] = []
     if options.transport == "dblp":
-        import dblp.torch
-
         policy = dblp.GradientNormPolicy(low=options.low, high=options.high)
         state = dblp.torch.register(model, policy=policy)  # <- DBLP, all of it
+        state.on_step = reports.append  # only to print what it did
 
     step_s, losses = [], []
     stream = batches(dataset.train_images, dataset.train_labels)
@@ -141,8 +141,13 @@ def main() -> None:
         ranks = dist.get_world_size()
         print(f"{options.transport} on {dataset.name}, {ranks} ranks, {count:,} parameters")
         print(f"median step {median_ms:.1f} ms")
-        if state is not None:
-            print(f"communication hidden behind the backward pass: {state.hidden_share:.0%}")
+        if reports:
+            critical = sum(report.regime == "critical" for report in reports)
+            waited_ms = statistics.median(report.exposed_s for report in reports) * 1e3
+            print(
+                f"{critical} of {len(reports)} steps critical; the backward pass waited "
+                f"{waited_ms:.1f} ms for the network at its end (median)"
+            )
         print(f"replicas differ by at most {difference:g}")
         print(f"final loss {statistics.fmean(losses[-10:]):.4f}")
         print(f"test accuracy {correct:.2%}")

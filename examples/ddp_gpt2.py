@@ -23,6 +23,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import dblp.torch
+
 WARM_UP_STEPS = 5  # the first steps build buckets, buffers and caches; they are not timed
 SIZES = {  # "small" is GPT-2 as published: 124 M parameters, most of its vocabulary unused here
     "tiny": {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256},
@@ -97,12 +99,11 @@ def main() -> None:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if options.size == "tiny" else 3e-4)
 
-    state = None
+    reports: list[dblp.torch.StepReport] = []
     if options.transport == "dblp":
-        import dblp.torch
-
         policy = dblp.GradientNormPolicy(low=options.low, high=options.high)
         state = dblp.torch.register(model, policy=policy)  # <- DBLP, all of it
+        state.on_step = reports.append  # only to print what it did
 
     step_s, losses = [], []
     generator = torch.Generator().manual_seed(100 + dist.get_rank())
@@ -126,8 +127,13 @@ def main() -> None:
         ranks = dist.get_world_size()
         print(f"{options.transport} on {name}, {ranks} ranks, {count:,} parameters")
         print(f"median step {median_ms:.1f} ms")
-        if state is not None:
-            print(f"communication hidden behind the backward pass: {state.hidden_share:.0%}")
+        if reports:
+            critical = sum(report.regime == "critical" for report in reports)
+            waited_ms = statistics.median(report.exposed_s for report in reports) * 1e3
+            print(
+                f"{critical} of {len(reports)} steps critical; the backward pass waited "
+                f"{waited_ms:.1f} ms for the network at its end (median)"
+            )
         print(f"replicas differ by at most {difference:g}")
         print(f"final loss {statistics.fmean(losses[-10:]):.4f}")
         print(f"validation: {bits:.3f} bits per byte")

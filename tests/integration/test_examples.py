@@ -56,25 +56,40 @@ def test_numpy_worker() -> None:
     assert len(out.splitlines()) == 2
 
 
-@pytest.mark.parametrize("transport", ["gloo"])
-def test_ddp_cifar_learns_the_digits(transport: str) -> None:
+def number(pattern: str, out: str) -> float:
+    """The one number that `pattern` finds in what a script printed."""
+    return float(re.findall(pattern, out)[0])
+
+
+def test_ddp_cifar_learns_the_digits() -> None:
     for needed in ("torch", "sklearn"):
         pytest.importorskip(needed)
-    out = run(*TORCHRUN, "examples/ddp_cifar.py", "--transport", transport, "--steps", "40")
-    assert f"{transport} on digits, 2 ranks" in out
+    out = run(*TORCHRUN, "examples/ddp_cifar.py", "--steps", "40")
+    assert "dblp on digits, 2 ranks" in out and "steps critical" in out
     assert "replicas differ by at most 0\n" in out
-    assert float(re.findall(r"test accuracy ([\d.]+)%", out)[0]) > 60
+    assert number(r"test accuracy ([\d.]+)%", out) > 60
 
 
-@pytest.mark.parametrize("transport", ["gloo"])
-def test_ddp_gpt2_learns_some_python(transport: str) -> None:
+def test_ddp_gpt2_learns_some_python() -> None:
     for needed in ("torch", "transformers"):
         pytest.importorskip(needed)
     size = ("--steps", "15", "--batch", "4", "--length", "64")
-    out = run(*TORCHRUN, "examples/ddp_gpt2.py", "--transport", transport, *size)
-    assert f"{transport} on Python's source, 2 ranks" in out
+    out = run(*TORCHRUN, "examples/ddp_gpt2.py", *size)
+    assert "dblp on Python's source, 2 ranks" in out and "steps critical" in out
     assert "replicas differ by at most 0\n" in out
-    assert float(re.findall(r"([\d.]+) bits per byte", out)[0]) < 7  # of 8 without any training
+    assert number(r"([\d.]+) bits per byte", out) < 7  # of 8 without any training
+
+
+def test_ddp_cifar_without_tolerance_has_the_losses_of_gloo() -> None:
+    for needed in ("torch", "sklearn"):
+        pytest.importorskip(needed)
+    losses = []
+    for transport in ("gloo", "dblp"):
+        exact = ("--transport", transport, "--low", "0", "--high", "0", "--steps", "12")
+        out = run(*TORCHRUN, "examples/ddp_cifar.py", *exact)
+        losses.append([float(loss) for loss in re.findall(r"loss ([\d.]+)", out)])
+    assert len(losses[0]) == 13
+    assert losses[0] == pytest.approx(losses[1], rel=0, abs=2e-4)  # four digits are printed
 
 
 def test_ddp_gpt2_reads_wikitext(tmp_path: Path) -> None:
