@@ -51,6 +51,9 @@ class StepReport:
     """Share of this rank's gradient that was delivered, 0 … 1."""
     exposed_s: float
     """Seconds that backward waited for the network at its end: communication that nothing hid."""
+    communication_s: float
+    """Seconds from the first bucket's start to the last one's end; `exposed_s` of them were not
+    hidden behind backward."""
     drift: float | None = None
     """Largest difference between replicas, where it was measured."""
     recovered: DBLPError | None = None
@@ -69,6 +72,7 @@ class EngineParts:
     recovery: Recovery | None = None
     replicas: ReplicaCheck | None = None
     get_scale: Callable[[], float] = field(default=lambda: 1.0)
+    get_learning_rate: Callable[[], float | None] = field(default=lambda: None)
 
 
 class ExchangeEngine:
@@ -104,6 +108,7 @@ class ExchangeEngine:
         """
         if not self._works:
             self._scale = self._parts.get_scale()
+            self.clock.decide(self._parts.get_learning_rate())
         decision = self.clock.decision(stream)
         tolerance = decision.tolerance
         work = BucketWork(
@@ -235,6 +240,7 @@ class ExchangeEngine:
             finite=finite,
             delivered_share=_delivered_share(works),
             exposed_s=exposed_s,
+            communication_s=max(w.ended for w in works) - min(w.started for w in works),
             drift=drift,
             recovered=recovered,
         )

@@ -58,6 +58,7 @@ class GradientExchange:
         bucket_bytes: int = 25 << 20,
         policy: TolerancePolicy | None = None,
         tolerance: Tolerance | Fraction | int | str | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         **options: Any,
     ) -> None:
         """Connects all ranks; collective.
@@ -67,7 +68,7 @@ class GradientExchange:
                 checkpoints are to know the names.
             process_group: the ranks that average; None: all.
             bucket_bytes: tensors travel in flat buckets of about this size.
-            policy, tolerance: as for `dblp.torch.register`.
+            policy, tolerance, optimizer: as for `dblp.torch.register`.
             **options: see `ExchangeOptions`.
 
         Raises:
@@ -88,6 +89,7 @@ class GradientExchange:
             named_parameters=named,
             policy=policy,
             tolerance=tolerance,
+            optimizer=optimizer,
             **options,
         )
         """Checkpoints, reports and errors, as for DDP."""

@@ -41,7 +41,7 @@ class RankGroup:
         options._devices = [gloo.create_device(hostname=host)]
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
         try:
-            self._gloo = gloo(store, rank, world, options)
+            self._gloo: Any = gloo(store, rank, world, options)
         except RuntimeError as error:
             raise lost(error) from error
 
@@ -87,6 +87,11 @@ class RankGroup:
             pickle.loads(part[: int(size.item())].numpy().tobytes())
             for part, size in zip(parts, sizes, strict=True)
         ]
+
+    def close(self) -> None:
+        """Ends its thread; local.  Not left to the exit of the interpreter, during which gloo's
+        thread may drop the last tensor that it has seen, and abort the process."""
+        self._gloo = None
 
     def _wait(self, work: Any) -> None:
         try:

@@ -81,6 +81,7 @@ def register(
     policy: TolerancePolicy | None = None,
     tolerance: Tolerance | Fraction | int | str | None = None,
     grad_scaler: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
     **options: Any,
 ) -> DBLPState:
     """Makes a DDP model average its gradients over DBLP; collective, once per model.
@@ -97,6 +98,8 @@ def register(
             critical regimes and 40.8% elsewhere.
         tolerance: one tolerance for all steps, such as "0.8%"; 0 is exact.
         grad_scaler: the `torch.amp.GradScaler`, where there is one.
+        optimizer: tells the learning rate to policies that look at it, such as
+            `LearningRateDecay`; may be set later as `state.optimizer`.
         **options: see `ExchangeOptions`.
 
     Returns:
@@ -132,6 +135,7 @@ def register(
         policy=policy,
         tolerance=tolerance,
         grad_scaler=grad_scaler,
+        optimizer=optimizer,
         **options,
     )
     state.watch_join(ddp_model)

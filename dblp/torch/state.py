@@ -20,6 +20,7 @@ from .buffers import host_memory_for
 from .consistency import ReplicaCheck, resync
 from .engine import EngineParts, ExchangeEngine, StepReport
 from .feedback import ErrorFeedback
+from .group import RankGroup
 from .layout import BucketLayout, Slot, check_patterns
 from .options import ExchangeOptions, choose_policy, options_from
 from .recovery import Recovery
@@ -55,6 +56,7 @@ class DBLPState:
         policy: TolerancePolicy | None = None,
         tolerance: Tolerance | Fraction | int | str | None = None,
         grad_scaler: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
         **options: Any,
     ) -> None:
         """Connects all ranks of the process group; collective.
@@ -67,6 +69,7 @@ class DBLPState:
             tolerance: one tolerance for all steps, such as "0.8%"; 0 is exact.
             grad_scaler: the `torch.amp.GradScaler` of the training, if there is one: norms and
                 residuals are then kept without its scale.
+            optimizer: tells the learning rate to policies that look at it.
             **options: see `ExchangeOptions`.
 
         Raises:
@@ -81,6 +84,8 @@ class DBLPState:
             )
         self.grad_scaler = grad_scaler
         """May be set later, before the first step."""
+        self.optimizer = optimizer
+        """May be set later, too."""
         self.on_step: Callable[[StepReport], None] | None = None
         """Called with the report of every step."""
         self.last_report: StepReport | None = None
@@ -139,10 +144,11 @@ class DBLPState:
                 recovery=recovery,
                 replicas=replicas,
                 get_scale=weak_method(self, "loss_scale", 1.0),
+                get_learning_rate=weak_method(self, "learning_rate", None),
             )
         )
         # At exit, too: atexit runs while the transport's daemon thread is still alive.
-        self._finalizer = weakref.finalize(self, _close, self._engine, os.getpid())
+        self._finalizer = weakref.finalize(self, _close, self._engine, meeting.group, os.getpid())
 
     def _terms(self) -> dict[str, str]:
         shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters.items()]
@@ -160,6 +166,12 @@ class DBLPState:
         if scaler is None or not scaler.is_enabled():
             return 1.0
         return float(scaler.get_scale())
+
+    def learning_rate(self) -> float | None:
+        """The largest of the optimizer's parameter groups; None where it is not known."""
+        if self.optimizer is None:
+            return None
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     # --- what the hook needs
 
@@ -305,7 +317,7 @@ class DBLPState:
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         self.options = pickled["options"]
-        self.grad_scaler = None
+        self.grad_scaler = self.optimizer = None
         self.on_step = None
         self.last_report = None
         self._parameters, self._names, self._layouts = {}, {}, {}
@@ -332,20 +344,21 @@ class DBLPState:
         self.close()
 
 
-def weak_method(owner: Any, name: str, default: float) -> Callable[[], float]:
+def weak_method(owner: Any, name: str, default: Any) -> Callable[[], Any]:
     """`owner.name` without keeping the owner alive, so that its finalizer runs."""
     reference = weakref.ref(owner)
 
-    def call() -> float:
+    def call() -> Any:
         alive = reference()
-        return default if alive is None else float(getattr(alive, name)())
+        return default if alive is None else getattr(alive, name)()
 
     return call
 
 
-def _close(engine: ExchangeEngine, pid: int) -> None:
+def _close(engine: ExchangeEngine, group: RankGroup, pid: int) -> None:
     if os.getpid() == pid:
         engine.close()
+        group.close()
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConfigError
-from ..phase import Decision, FixedTolerance, Schedule, TolerancePolicy
+from ..phase import Decision, TolerancePolicy
 from ..tolerance import Tolerance
 
 __all__ = ["StepClock"]
@@ -23,7 +23,10 @@ WHOLE_MODEL = 0
 class StepClock:
     """Counts steps and holds the decision of each.
 
-    *Commands*: `finish`, `load_state_dict`.  *Getters*: the others.
+    *Commands*: `finish`, `decide`, `load_state_dict`.  *Getters*: the others.
+
+    The policy is asked late, at the first bucket of the next step: by then a schedule has set the
+    learning rate that this step's gradients will be applied with.
     """
 
     def __init__(self, policy: TolerancePolicy, *, per_bucket: bool = False) -> None:
@@ -32,11 +35,27 @@ class StepClock:
         """Number of steps that have ended: the number of the one that goes on, from 0."""
         self._per_bucket = per_bucket
         self._decisions: dict[int, Decision] = {}
+        self._norms: dict[int, float] = {}
+        """Norms of the last step that the policy has not seen, by stream."""
 
     @property
     def needs_norms(self) -> bool:
         """Whether the policy looks at norms: measuring them costs a pass over the gradient."""
-        return not isinstance(self.policy, FixedTolerance | Schedule)
+        return self.policy.needs_norms
+
+    def decide(self, learning_rate: float | None = None) -> None:
+        """Asks the policy about the step that begins.
+
+        Args:
+            learning_rate: of this step, the largest of all parameter groups; None: unknown.
+        """
+        if learning_rate is not None:
+            self.policy.on_learning_rate(learning_rate)
+        norms, self._norms = self._norms, {}
+        for stream, norm in sorted(norms.items()):
+            self._decisions[stream] = self.policy.observe(
+                stream=stream, step=self.step - 1, norm=norm
+            )
 
     def decision(self, stream: int = WHOLE_MODEL) -> Decision:
         """The decision that holds for the bucket `stream` in this step."""
@@ -45,7 +64,7 @@ class StepClock:
         return self.policy.initial() if found is None else found
 
     def finish(self, squared_norms: Mapping[int, float]) -> float:
-        """Ends the step and decides on the next.
+        """Ends the step.
 
         Args:
             squared_norms: mean over the ranks of the squared norm, by bucket; NaN or infinity when
@@ -59,15 +78,11 @@ class StepClock:
             total += squared_norms[stream]
         norm = _root(total)
         if self._per_bucket:
-            for stream in sorted(squared_norms):
-                self._observe(stream, _root(squared_norms[stream]))
+            self._norms = {stream: _root(value) for stream, value in squared_norms.items()}
         else:
-            self._observe(WHOLE_MODEL, norm)
+            self._norms = {WHOLE_MODEL: norm}
         self.step += 1
         return norm
-
-    def _observe(self, stream: int, norm: float) -> None:
-        self._decisions[stream] = self.policy.observe(stream=stream, step=self.step, norm=norm)
 
     def state_dict(self) -> dict[str, Any]:
         """Step, decisions and what the policy remembers, ready for JSON."""
@@ -77,6 +92,7 @@ class StepClock:
                 [stream, decision.tolerance.wire(), decision.regime.value]
                 for stream, decision in sorted(self._decisions.items())
             ],
+            "norms": sorted(self._norms.items()),
             "policy": self.policy.state_dict(),
         }
 
@@ -89,13 +105,14 @@ class StepClock:
                 int(stream): Decision(Tolerance.of(str(tolerance)), regime_of(regime))
                 for stream, tolerance, regime in state["decisions"]
             }
+            norms = {int(stream): float(norm) for stream, norm in state["norms"]}
             remembered = state["policy"]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 "the checkpoint has no dblp steps in it: pass what state_dict() gave"
             ) from error
         self.policy.load_state_dict(remembered)
-        self.step, self._decisions = step, decisions
+        self.step, self._decisions, self._norms = step, decisions, norms
 
 
 def _root(squared: float) -> float:

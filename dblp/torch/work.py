@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -63,10 +64,14 @@ class BucketWork:
     report: ExchangeReport | None = None
     error: DBLPError | None = None
     done: threading.Event = field(default_factory=threading.Event)
+    started: float = field(default_factory=time.perf_counter)
+    ended: float = 0.0
+    """On the clock of `started`, in seconds."""
 
     def complete(self) -> None:
         """The result is in the buffer, or `error` says why not.  DDP goes on in both cases: an
         exception in its future would lose its type."""
+        self.ended = time.perf_counter()
         self.done.set()
         self.future.set_result(self.buffer)
 
