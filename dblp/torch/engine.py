@@ -232,10 +232,13 @@ class ExchangeEngine:
             except DBLPError as error:
                 self._give_up(error)
                 raise
+        tolerance, regime = str(decision.tolerance), decision.regime.value
+        if parts.options.address is not None and works[0].report is not None:
+            tolerance, regime = works[0].report.tolerance, works[0].report.regime or regime
         return StepReport(
             step=step,
-            tolerance=str(decision.tolerance),
-            regime=decision.regime.value,
+            tolerance=tolerance,
+            regime=regime,
             norm=norm,
             finite=finite,
             delivered_share=_delivered_share(works),

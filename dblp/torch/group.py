@@ -39,7 +39,8 @@ class RankGroup:
         options = gloo._Options()
         options._timeout = timedelta(seconds=timeout_s)
         options._devices = [gloo.create_device(hostname=host)]
-        store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        c10d: Any = dist.distributed_c10d
+        store = c10d.PrefixStore(name, c10d._get_default_store())
         try:
             self._gloo: Any = gloo(store, rank, world, options)
         except RuntimeError as error:

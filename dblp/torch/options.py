@@ -13,7 +13,7 @@ from ..faults import Impairment
 from ..phase import FixedTolerance, GradientNormPolicy, TolerancePolicy
 from ..tolerance import Tolerance
 
-__all__ = ["ExchangeOptions", "choose_policy", "options_from"]
+__all__ = ["SERVER_DECIDES", "ExchangeOptions", "choose_policy", "options_from"]
 
 TOPOLOGIES = ("sharded", "server")
 DOWNLINKS = ("exact", "common", "lossy")
@@ -22,6 +22,10 @@ ON_ERROR = ("raise", "skip", "gloo")
 
 DEFAULT_LOW = "0.8%"
 DEFAULT_HIGH = "40.8%"
+"""The paper's tolerances (Section V-A): in critical regimes and elsewhere."""
+
+SERVER_DECIDES = "50%"
+"""Stands for the tolerance that a server elsewhere decides on: not exact, for all we know."""
 """The paper's tolerances (Section V-A): in critical regimes and elsewhere."""
 
 RESYNC_EVERY = 100
@@ -106,11 +110,17 @@ class ExchangeOptions:
             )
         if not isinstance(self.config, TransportConfig):
             raise ConfigError(f"config is {self.config!r}: pass a dblp.TransportConfig")
-        if self.address is not None and (self.servers is not None or self.port):
-            raise ConfigError(
-                "address= names a server that runs elsewhere, so no rank serves: leave out "
-                "servers= and port="
-            )
+        if self.address is not None:
+            self._check_server_elsewhere()
+
+    def _check_server_elsewhere(self) -> None:
+        """The server decides on tolerances and keeps to itself what it did not get."""
+        for name in ("servers", "port", "exact", "residual", "per_bucket"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name}= cannot be used with address=, where a server that runs elsewhere "
+                    "decides: leave one of them out"
+                )
 
     def _check_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
         value = getattr(self, name)

@@ -67,6 +67,8 @@ class BucketPipeline:
             self._fail(work, error)
 
     def _choose_exact_parts(self, work: BucketWork) -> None:
+        if self._options.address is not None:  # the server decides
+            return
         size = work.buffer.numel() * work.buffer.element_size()
         if size <= self._options.exact_below_bytes:
             work.tolerance = EXACT

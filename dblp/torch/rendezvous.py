@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
 from ..collective.base import Collective
 from ..collective.mesh import Mesh
+from ..collective.server_core import MissingRule
+from ..collective.server_decisions import Downlink
 from ..errors import ConfigError, DBLPError, PeerLostError
 from ..io.control import format_address
 from ..io.interfaces import IFNAME_VARIABLE, advertised_addresses, host_key
@@ -36,8 +38,8 @@ _Result = TypeVar("_Result")
 class _Introduction:
     """What each rank tells all others first."""
 
-    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
-    host: str = field(default_factory=host_key)
+    nonce: str
+    host: str
     addresses: list[str]
     """At which other hosts may reach this one, best first."""
     problem: str
@@ -54,6 +56,8 @@ def _introduction(terms: Mapping[str, str]) -> _Introduction:
     except ConfigError as error:
         problem = str(error)
     return _Introduction(
+        nonce=secrets.token_hex(8),
+        host=host_key(),
         addresses=addresses,
         problem=problem,
         wish=bool(os.environ.get(IFNAME_VARIABLE)),
@@ -108,8 +112,8 @@ class Meeting:
             servers=options.serving(self.group.world),
             listen=format_address(host, port),
             config=options.config,
-            downlink=options.downlink,
-            rule=options.rule,
+            downlink=cast(Downlink, options.downlink),
+            rule=cast(MissingRule, options.rule),
             fingerprint=self.nonce,
             impairment=options.impairment,
         )

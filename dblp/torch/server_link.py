@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import Future
 from typing import Any
 
@@ -59,7 +58,8 @@ class ServerLink:
             else:
                 future.set_result(_report_of(stream, done.result()))
 
-        self._worker.all_reduce_async(grad, stream=stream).add_done_callback(convert)
+        started = self._worker.all_reduce_async(grad, stream=stream, squared_norm=squared_norm)
+        started.add_done_callback(convert)
         return future
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ def _report_of(stream: int, report: AllReduceReport) -> ExchangeReport:
     return ExchangeReport(
         stream=stream,
         tolerance=report.tolerance,
-        mean_squared_norm=math.nan,
+        mean_squared_norm=report.mean_squared_norm,
         undelivered=(),
         delivered_share=report.delivered_share,
         regime=report.regime,

@@ -22,7 +22,7 @@ from .engine import EngineParts, ExchangeEngine, StepReport
 from .feedback import ErrorFeedback
 from .group import RankGroup
 from .layout import BucketLayout, Slot, check_patterns
-from .options import ExchangeOptions, choose_policy, options_from
+from .options import SERVER_DECIDES, ExchangeOptions, choose_policy, options_from
 from .recovery import Recovery
 from .rendezvous import Meeting, meet
 from .steps import StepClock
@@ -82,6 +82,8 @@ class DBLPState:
                 "the server at address= decides on the tolerance: give it the policy, and leave "
                 "policy= and tolerance= out here"
             )
+        if self.options.address is not None:
+            tolerance = SERVER_DECIDES
         self.grad_scaler = grad_scaler
         """May be set later, before the first step."""
         self.optimizer = optimizer
