@@ -16,7 +16,7 @@ import torch
 from ..errors import DBLPError
 from .work import BucketWork, WorkThread
 
-__all__ = ["HostMemory", "PinnedMemory", "host_memory_for"]
+__all__ = ["HostMemories", "HostMemory", "PinnedMemory"]
 
 log = logging.getLogger("dblp")
 
@@ -56,31 +56,32 @@ class PinnedMemory(HostMemory):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        cuda: Any = torch.cuda
-        self._event = cuda.Event
-        self._down: Any = cuda.Stream(device)
-        self._up: Any = cuda.Stream(device)
+        self._cuda: Any = torch.cuda
+        self._down: Any = self._cuda.Stream(device)
+        self._up: Any = self._cuda.Stream(device)
         self._hosts: dict[int, tuple[torch.Tensor, Any]] = {}
         self._waiter = WorkThread("dblp-copies")
 
     def new_future(self) -> torch.futures.Future[torch.Tensor]:
         return torch.futures.Future(devices=[self._device])
 
+    def _pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(numel, dtype=dtype, pin_memory=True)
+
     def _host_for(self, work: BucketWork) -> tuple[torch.Tensor, Any]:
         """(pinned memory of the bucket's size, event after which it may be overwritten)."""
         buffer = work.buffer
         known = self._hosts.get(work.stream)
         if known is None or known[0].numel() < buffer.numel() or known[0].dtype != buffer.dtype:
-            memory = torch.empty(buffer.numel(), dtype=buffer.dtype, pin_memory=True)
-            known = (memory, self._event())
+            known = (self._pinned(buffer.numel(), buffer.dtype), self._cuda.Event())
             self._hosts[work.stream] = known
         return known[0][: buffer.numel()], known[1]
 
     def fetch(self, work: BucketWork, then: Callable[[BucketWork], None]) -> None:
         host, reusable = self._host_for(work)
-        copied = self._event()
-        self._down.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._down):
+        copied = self._cuda.Event()
+        self._down.wait_stream(self._cuda.current_stream(self._device))
+        with self._cuda.stream(self._down):
             self._down.wait_event(reusable)
             host.copy_(work.buffer, non_blocking=True)
             copied.record(self._down)
@@ -99,7 +100,7 @@ class PinnedMemory(HostMemory):
 
     def deliver(self, work: BucketWork) -> None:
         try:
-            with torch.cuda.stream(self._up):
+            with self._cuda.stream(self._up):
                 if work.error is None and work.host is not None:
                     work.buffer.copy_(work.host, non_blocking=True)
                     self._hosts[work.stream][1].record(self._up)
@@ -114,7 +115,22 @@ class PinnedMemory(HostMemory):
         self._waiter.close()
 
 
-def host_memory_for(device: torch.device) -> HostMemory:
-    """What brings tensors on `device` to the network; pinned memory only where there is CUDA, as
+class HostMemories:
+    """The way from every device to the network; pinned memory only where there is CUDA, as
     `pin_memory` raises elsewhere."""
-    return PinnedMemory(device) if device.type == "cuda" else HostMemory()
+
+    def __init__(self) -> None:
+        self._by_device: dict[torch.device, HostMemory] = {}
+
+    def of(self, device: torch.device) -> HostMemory:
+        """That of tensors on `device`."""
+        found = self._by_device.get(device)
+        if found is None:
+            found = PinnedMemory(device) if device.type == "cuda" else HostMemory()
+            self._by_device[device] = found
+        return found
+
+    def close(self) -> None:
+        """Ends the threads; does not wait."""
+        for memory in self._by_device.values():
+            memory.close()

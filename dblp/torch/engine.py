@@ -13,7 +13,7 @@ import torch
 from ..collective.base import Collective
 from ..errors import DBLPError, LocalProtocolError, RoundTimeoutError
 from ..phase import Regime
-from .buffers import HostMemory
+from .buffers import HostMemories
 from .consistency import ReplicaCheck
 from .feedback import ErrorFeedback
 from .layout import BucketLayout
@@ -67,7 +67,7 @@ class EngineParts:
     collective: Collective
     options: ExchangeOptions
     clock: StepClock
-    memory: HostMemory
+    memories: HostMemories = field(default_factory=HostMemories)
     feedback: ErrorFeedback | None = None
     recovery: Recovery | None = None
     replicas: ReplicaCheck | None = None
@@ -87,9 +87,7 @@ class ExchangeEngine:
         self.clock = parts.clock
         self.error: DBLPError | None = None
         """The first error that the training cannot go on after."""
-        self._pipeline = BucketPipeline(
-            parts.collective, parts.options, parts.memory, parts.feedback
-        )
+        self._pipeline = BucketPipeline(parts.collective, parts.options, parts.feedback)
         self._works: list[BucketWork] = []
         self._scale = 1.0
         self._closed = False
@@ -111,6 +109,7 @@ class ExchangeEngine:
             self.clock.decide(self._parts.get_learning_rate())
         decision = self.clock.decision(stream)
         tolerance = decision.tolerance
+        memory = self._parts.memories.of(buffer.device)
         work = BucketWork(
             stream,
             buffer,
@@ -118,7 +117,8 @@ class ExchangeEngine:
             tolerance,
             decision.regime is Regime.CRITICAL,
             self._scale,
-            self._parts.memory.new_future(),
+            memory,
+            memory.new_future(),
             measured=(
                 not tolerance.is_exact or self.clock.needs_norms or self._parts.feedback is not None
             ),
@@ -259,6 +259,7 @@ class ExchangeEngine:
         if not self._closed:
             self._closed = True
             self._pipeline.close()
+            self._parts.memories.close()
             self._pipeline.collective.close()
 
 

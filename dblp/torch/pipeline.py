@@ -19,7 +19,6 @@ from ..buffers import byte_view_of
 from ..collective.base import Collective, ExchangeReport
 from ..errors import DBLPError
 from ..tolerance import EXACT
-from .buffers import HostMemory
 from .feedback import ErrorFeedback
 from .layout import subtract
 from .options import ExchangeOptions
@@ -43,12 +42,10 @@ class BucketPipeline:
         self,
         collective: Collective,
         options: ExchangeOptions,
-        memory: HostMemory,
         feedback: ErrorFeedback | None,
     ) -> None:
         self.collective = collective
         self._options = options
-        self._memory = memory
         self._feedback = feedback
         self._thread = WorkThread("dblp-results")
 
@@ -62,7 +59,7 @@ class BucketPipeline:
             self._choose_exact_parts(work)
             if self._options.on_error == "gloo":
                 work.backup = work.buffer.detach().clone()
-            self._memory.fetch(work, self._send)
+            work.memory.fetch(work, self._send)
         except Exception as error:
             self._fail(work, error)
 
@@ -162,10 +159,10 @@ class BucketPipeline:
         is_plain = wire is work.host and exact is None and work.sent is None
         if work.error is None and (not is_plain or self._is_poisoned(work)):
             self._thread.submit(lambda: self._repair(work, wire, exact))
-        elif self._memory.is_here:
-            self._memory.deliver(work)
+        elif work.memory.is_here:
+            work.memory.deliver(work)
         else:  # a copy to the device is not for the transport's thread either
-            self._thread.submit(lambda: self._memory.deliver(work))
+            self._thread.submit(lambda: work.memory.deliver(work))
 
     @staticmethod
     def _is_poisoned(work: BucketWork) -> bool:
@@ -203,7 +200,7 @@ class BucketPipeline:
                 # The element that overflowed may be among the lost ones.  Every rank must see it.
                 host.fill_(math.nan)
             work.sent = None
-            self._memory.deliver(work)
+            work.memory.deliver(work)
         except Exception as error:
             self._fail(work, error)
 
@@ -213,9 +210,8 @@ class BucketPipeline:
             work.complete()
 
     def close(self) -> None:
-        """Ends the threads; does not wait."""
+        """Ends its thread; does not wait."""
         self._thread.close()
-        self._memory.close()
 
 
 def _as_dblp_error(error: BaseException) -> DBLPError:

@@ -16,7 +16,6 @@ from ..collective.base import Collective
 from ..errors import ConfigError, DBLPError, LocalProtocolError
 from ..phase import TolerancePolicy
 from ..tolerance import Tolerance
-from .buffers import host_memory_for
 from .consistency import ReplicaCheck, resync
 from .engine import EngineParts, ExchangeEngine, StepReport
 from .feedback import ErrorFeedback
@@ -123,7 +122,6 @@ class DBLPState:
     def _start(self, meeting: Meeting, collective: Collective) -> None:
         options = self.options
         parameters = list(self._parameters.values())
-        device = parameters[0].device if parameters else torch.device("cpu")
         recovery = replicas = None
         if options.on_error != "raise":
             recovery = Recovery(options.on_error, meeting.group, meeting.connect)
@@ -141,7 +139,6 @@ class DBLPState:
                 collective=collective,
                 options=options,
                 clock=self._clock,
-                memory=host_memory_for(device),
                 feedback=self._feedback,
                 recovery=recovery,
                 replicas=replicas,

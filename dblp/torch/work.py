@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Protocol
 
 import torch
 
@@ -32,6 +33,15 @@ def lossless_report(stream: int, mean_squared_norm: float) -> ExchangeReport:
     )
 
 
+class Memory(Protocol):
+    """See `HostMemory`."""
+
+    is_here: bool
+
+    def fetch(self, work: BucketWork, then: Callable[[BucketWork], None]) -> None: ...
+    def deliver(self, work: BucketWork) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class BucketWork:
     """One bucket of one step."""
@@ -47,6 +57,8 @@ class BucketWork:
     """Whether the step belongs to a critical regime, in which rounds have no deadline."""
     scale: float
     """Loss scale of mixed precision; the gradient is that much too large."""
+    memory: Memory
+    """The way to the network and back."""
     future: torch.futures.Future[torch.Tensor]
     """What DDP waits for."""
 

@@ -181,3 +181,47 @@ def test_a_bf16_wire_rounds_and_no_more(ranks: Ranks) -> None:
     wanted = sum(own.bfloat16().float() for own, _ in results) / 3
     for _, seen in results:
         assert torch.equal(seen, wanted.bfloat16().float())
+
+
+def feeds_back(job: Job, options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """(own gradient less what is still owed at the end, sum of the results, least share delivered)
+    over ten steps with the same gradient."""
+    model = wrapped(perceptron(), job)
+    batch = next(batches(job.rank, 1))
+    mirror = copy.deepcopy(model.module)
+    loss_of(mirror, batch).backward()
+    total, least = torch.zeros_like(gradients(mirror)), 1.0
+    with dblp.torch.register(
+        model, residual=True, exact_below_bytes=0, impairment=LOSS, **options
+    ) as state:
+        for _ in range(10):
+            model.zero_grad()
+            loss_of(model, batch).backward()
+            total += gradients(model)
+            assert state.last_report is not None
+            least = min(least, state.last_report.delivered_share)
+        owed = state.state_dict()["residuals"]
+    given = 10 * gradients(mirror)
+    place = 0
+    for name, parameter in mirror.named_parameters():
+        if name in owed:
+            given[place : place + parameter.numel()] -= owed[name]
+        place += parameter.numel()
+    return given, total, least
+
+
+@pytest.mark.parametrize("wire", [None, "bf16"])
+@pytest.mark.parametrize("order", ["auto", "random"])
+def test_error_feedback_loses_nothing(ranks: Ranks, wire: str | None, order: str) -> None:
+    """What came out of all steps is what went in, less what is still owed."""
+    options = {
+        "tolerance": "40.8%",
+        "wire_dtype": wire,
+        "config": dblp.TransportConfig(order=order),
+    }
+    results = ranks.run(feeds_back, 3, options=options)
+    mean = sum(given for given, _, _ in results) / 3
+    for _, total, least in results:
+        assert 0.59 < least < 1
+        scale = float(mean.abs().max())
+        assert torch.allclose(total, mean, rtol=0, atol=scale * (0.02 if wire else 1e-5))
