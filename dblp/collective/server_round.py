@@ -198,7 +198,7 @@ class ServerRound:
             expected=tolerance,
         )
         if best:
-            order = order[: tolerance.needed(len(order))]
+            order = np.sort(order[: tolerance.needed(len(order))])  # all of them must arrive
             self._keep_only(order)
         return order
 
