@@ -17,7 +17,13 @@ from .wire import round_is_newer
 MAX_SLOTS = 256
 
 BURST_BYTES = 64 * 1024
-"""Bytes that a paced channel may send at once: one GSO batch."""
+"""Most bytes that a paced channel may send at once: one GSO batch."""
+
+PACED_BURST_NS = 250_000
+"""A paced burst is what the rate sends in this time."""
+
+PACING_DEBT_NS = 1_000_000
+"""A turn that comes late is made up for, by at most this much."""
 
 _MAX_RTT_MARKS = 256
 _MASK_64 = (1 << 64) - 1
@@ -235,11 +241,15 @@ class Pacer:
         """Full datagrams that may leave now: none, or a burst."""
         if rate <= 0:
             return 1 << 30
-        return 0 if now_ns < self.next_send_ns else max(1, BURST_BYTES // datagram_bytes)
+        if now_ns < self.next_send_ns:
+            return 0
+        nbytes = min(max(rate * PACED_BURST_NS * 1e-9, 2.0 * datagram_bytes), BURST_BYTES)
+        return max(1, int(nbytes) // datagram_bytes)
 
     def charge(self, now_ns: int, rate: float, nbytes: int) -> None:
         if rate > 0:
-            self.next_send_ns = max(self.next_send_ns, now_ns) + int(nbytes * 1e9 / rate)
+            due_ns = max(self.next_send_ns, now_ns - PACING_DEBT_NS)
+            self.next_send_ns = due_ns + int(nbytes * 1e9 / rate)
 
 
 class RoundTrips:

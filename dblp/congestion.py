@@ -131,11 +131,51 @@ class AdaptiveWindow:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}: choose 1 or more")
 
     def new_control(self, datagram_bytes: int) -> CongestionControl:
-        return AdaptiveWindowControl(self)
+        return AdaptiveWindowControl(self, datagram_bytes)
 
 
 BASE_DELAY_MEMORY_S = 10.0
 """How long the smallest delay seen counts as the path's own; then the route may have changed."""
+
+RATE_SAMPLE_S = 0.002
+"""Shortest time over which a delivery rate is measured: longer than credits bunch up while a
+process waits for its turn."""
+
+RATE_MEMORY_S = 0.1
+"""How long a delivery rate counts: some rounds, or some hundred round trips of a busy path."""
+
+RATE_HEADROOM = 1.25
+"""By how much window and pacing exceed the delivery rate that was seen, so that it can grow (BBR's
+probing gain, CACM 2017)."""
+
+
+class DeliveryRate:
+    """Datagrams that reached the peer per second: the largest rate of the last one to two memory
+    spans, because a sender that had little to send delivers less than the path can."""
+
+    def __init__(self) -> None:
+        self.per_s = 0.0
+        """0 before the first measurement."""
+        self._candidate = 0.0
+        self._until = 0.0
+        self._acknowledged = 0
+        self._since = -RATE_MEMORY_S
+
+    def update(self, acknowledged: int, *, now: float) -> None:
+        """`acknowledged` datagrams have arrived so far, at `now` seconds."""
+        span = now - self._since
+        if span < RATE_SAMPLE_S:
+            return
+        delivered = acknowledged - self._acknowledged
+        self._acknowledged, self._since = acknowledged, now
+        if delivered <= 0 or span > RATE_MEMORY_S:  # a pause between rounds says nothing
+            return
+        rate = delivered / span
+        self._candidate = max(self._candidate, rate)
+        self.per_s = max(self.per_s, rate)
+        if now >= self._until:
+            self.per_s, self._candidate = self._candidate, rate
+            self._until = now + RATE_MEMORY_S
 
 
 class AdaptiveWindowControl:
@@ -145,10 +185,16 @@ class AdaptiveWindowControl:
 
     In equilibrium every sender's proportional loss equals the common step, so the windows are
     equal whatever they were (FAST TCP's argument), and the queue stays a little above the target.
+
+    Two rules are there for bursts.  The window is never much more than what the delivery rate
+    fills in the target delay: a sender that was limited by its own work would double it without
+    end.  And where the path has a queue, the window is spread over time: three bursts of one GSO
+    batch each fill a buffer of 200 KB by themselves.
     """
 
-    def __init__(self, plan: AdaptiveWindow) -> None:
+    def __init__(self, plan: AdaptiveWindow, datagram_bytes: int) -> None:
         self._plan = plan
+        self._datagram_bytes = datagram_bytes
         self._window = float(plan.initial_datagrams)
         self.pacing_bytes_per_s = 0.0
         self._base_s = 0.0
@@ -160,6 +206,7 @@ class AdaptiveWindowControl:
         self._last_delay_s = 0.0
         self._limited = False
         self._hurry = True
+        self._rate = DeliveryRate()
 
     @property
     def window(self) -> int:
@@ -184,6 +231,7 @@ class AdaptiveWindowControl:
     def on_feedback(self, feedback: Feedback) -> None:
         """Collects the delays of this round trip; at its end adapts the window."""
         self._limited = self._limited or feedback.window_limited
+        self._rate.update(feedback.acknowledged, now=feedback.now)
         if feedback.samples:
             self._remember_base(feedback.smallest_delay_s, feedback.now)
             self._delay_sum_s += feedback.path_delay_s * feedback.samples
@@ -193,6 +241,7 @@ class AdaptiveWindowControl:
         delay = self._last_delay_s = self._delay_sum_s / self._delay_samples
         self._hurry = self._limited or delay > self.target_delay_s
         self._adapt(delay)
+        self._pace(delay)
         self._round_end = feedback.sent
         self._delay_sum_s = 0.0
         self._delay_samples = 0
@@ -209,6 +258,11 @@ class AdaptiveWindowControl:
             self._base_until = now + BASE_DELAY_MEMORY_S
         self._candidate_s = min(self._candidate_s, delay)
 
+    def _pace(self, delay: float) -> None:
+        queued = delay > (self._base_s + self.target_delay_s) / 2
+        bytes_per_s = RATE_HEADROOM * self._rate.per_s * self._datagram_bytes
+        self.pacing_bytes_per_s = bytes_per_s if queued else 0.0
+
     def _adapt(self, delay: float) -> None:
         target = self.target_delay_s
         step = self._plan.step_datagrams
@@ -220,4 +274,6 @@ class AdaptiveWindowControl:
             window = 2 * self._window
         else:
             window = self._window + step
+        if self._rate.per_s:
+            window = min(window, RATE_HEADROOM * self._rate.per_s * target + step)
         self._window = min(max(window, self._plan.minimum_datagrams), WINDOW_MAX)

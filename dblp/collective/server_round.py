@@ -195,9 +195,10 @@ class ServerRound:
             seed=seed << 16 | self.stream,
             buffer=self.result.data,
             dtype=self.layout.dtype,
+            expected=tolerance,
         )
         if best:
-            order = order[: tolerance.needed(len(order))]
+            order = np.sort(order[: tolerance.needed(len(order))])  # all of them must arrive
             self._keep_only(order)
         return order
 

@@ -8,6 +8,9 @@ cdef enum:
     CREDIT_COPIES = 4          # of 4 copies one arrives three times in four at 70 % loss
     MAX_SEGMENTS = 64          # UDP_MAX_SEGMENTS of every kernel that knows GSO
     MAX_GSO_BYTES = 65000      # below 65,535 less IP and UDP headers
+    BURST_BYTES = 65536        # longest paced burst
+    PACED_BURST_NS = 250_000   # a paced burst is what the rate sends in this time: 40 KB at 1 Gb/s
+    PACING_DEBT_NS = 1_000_000 # a turn that comes late is made up for, by at most this much
 
 
 cdef int transmit_setup(ChannelState *s) except -1:
@@ -78,6 +81,13 @@ cdef void advance(ChannelState *s, TransmitSlot *slot, uint32_t taken) noexcept 
         s.event = True
 
 
+cdef inline int64_t paced_burst(ChannelState *s) noexcept nogil:
+    """Datagrams of one paced burst: two that fit a batch at least, a GSO batch at most."""
+    cdef double nbytes = s.pacing_rate * PACED_BURST_NS * 1e-9
+    nbytes = min(max(nbytes, 2.0 * s.datagram_bytes), <double> BURST_BYTES)
+    return max(1, <int64_t> nbytes // s.datagram_bytes)
+
+
 cdef int64_t allowance(ChannelState *s, int64_t now) noexcept nogil:
     """Datagrams that credit, congestion window and pacing let go now."""
     cdef int64_t allowed = <int64_t> (s.limit - s.sent_sequence) if s.limit > s.sent_sequence else 0
@@ -87,7 +97,7 @@ cdef int64_t allowance(ChannelState *s, int64_t now) noexcept nogil:
     if allowed > 0 and s.pacing_rate > 0:
         if now < s.next_send_ns:
             return 0
-        allowed = min(allowed, <int64_t> max(1, 65536 // s.datagram_bytes))
+        allowed = min(allowed, paced_burst(s))
     return max(allowed, 0)
 
 
@@ -214,7 +224,8 @@ cdef void account_sent(ChannelState *s, int datagrams, int64_t nbytes, int64_t n
     mark.at_ns = now
     s.times_tail += 1
     if s.pacing_rate > 0:
-        s.next_send_ns = max(s.next_send_ns, now) + <int64_t> (nbytes * 1e9 / s.pacing_rate)
+        s.next_send_ns = (max(s.next_send_ns, now - PACING_DEBT_NS)
+                          + <int64_t> (nbytes * 1e9 / s.pacing_rate))
 
 
 cdef void send_failed(ChannelState *s) noexcept nogil:

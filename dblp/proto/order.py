@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .. import fastpath
 from ..errors import LocalProtocolError
+from ..tolerance import Tolerance
 from .bitmap import Indices
 from .layout import Bytes, ChunkLayout
 
@@ -29,18 +30,21 @@ def send_order(
     seed: int,
     buffer: Bytes,
     dtype: str,
+    expected: Tolerance | None = None,
 ) -> Indices:
     """A permutation of the chunk indices, uint32.
 
     Args:
         kind: "sequential" (paper, Algorithm 1 line 4), "rotate" (index order from a start that
             moves every round), "random" (a fresh permutation every round) or "magnitude"
-            (descending energy of the chunk; equal ones by index).
+            (chunks of the largest energy first).
         layout: the chunks.
         round_id: of the round, modulo 2**32.
         seed: of "rotate" and "random"; give every stream its own.
         buffer: contiguous, `layout.nbytes` bytes; read by "magnitude" only.
         dtype: element type of the buffer; "magnitude" needs a float.
+        expected: tolerance with which the round will end, where that is known: "magnitude" then
+            sends in classes, see `_by_class`; else in descending order, equal ones by index.
 
     Raises LocalProtocolError for an unknown kind.
     """
@@ -56,7 +60,10 @@ def send_order(
         generator = np.random.Generator(np.random.PCG64([seed, round_id]))
         return generator.permutation(count).astype(np.uint32)
     if kind == "magnitude":
-        return _by_energy(fastpath.chunk_energy(buffer, dtype, layout.chunk_bytes))
+        energy = _sortable(fastpath.chunk_energy(buffer, dtype, layout.chunk_bytes))
+        if expected is None:
+            return _descending(energy)
+        return _by_class(energy, expected.needed(count))
     raise LocalProtocolError(
         f"there is no send order {kind!r}: choose sequential, rotate, random or magnitude"
     )
@@ -91,14 +98,35 @@ def rotation_step(count: int) -> int:
         distance += 1
 
 
-def _by_energy(energy: np.ndarray) -> Indices:
-    """Indices by descending energy; NaN counts as infinite: a broken chunk is worth telling."""
-    broken = np.isnan(energy)
-    if broken.any():
-        energy = np.where(broken, np.float32(np.inf), energy)
-    # Bits of non-negative floats sort like the floats.  Two stable passes over 16 bits each are a
-    # radix sort, several times faster than a stable argsort of floats; ties stay in index order.
-    descending = ~energy.view(np.uint32)
+def _by_class(energy: np.ndarray, needed: int) -> Indices:
+    """The stronger half of the needed chunks, the other half, the rest; by index within each.
+
+    An early stop drops the same chunks as a full sort would, and what a burst leaves by a deadline
+    is mostly of the stronger half.  But neighbours stay together: sender, receiver and reduction
+    read memory forwards, which halves the cost of a chunk compared with a full sort.
+    """
+    bounds = [edge for edge in (needed // 2, needed) if 0 < edge < len(energy)]
+    if not bounds:
+        return np.arange(len(energy), dtype=np.uint32)
+    ranked = np.argpartition(~energy, [edge - 1 for edge in bounds])
+    classes = np.split(ranked.astype(np.uint32), bounds)
+    return np.concatenate([np.sort(chunks) for chunks in classes])
+
+
+def _descending(energy: np.ndarray) -> Indices:
+    """Indices by descending energy."""
+    # Two stable passes over 16 bits each are a radix sort, several times faster than a stable
+    # argsort of floats; ties stay in index order.
+    descending = ~energy
     order = np.argsort(descending.astype(np.uint16), kind="stable")
     high = (descending >> np.uint32(16)).astype(np.uint16)
     return order[np.argsort(high[order], kind="stable")].astype(np.uint32)
+
+
+def _sortable(energy: np.ndarray) -> np.ndarray:
+    """The bits of non-negative floats, which sort like the floats, as uint32; NaN counts as
+    infinite: a broken chunk is worth telling."""
+    broken = np.isnan(energy)
+    if broken.any():
+        energy = np.where(broken, np.float32(np.inf), energy)
+    return energy.view(np.uint32)

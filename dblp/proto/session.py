@@ -391,7 +391,9 @@ class Session:
             kind = "rotate" if self._config.order == "auto" else self._config.order
         stream, round_id = key
         seed = self._config.seed + stream * _STREAM_SEED
-        return send_order(kind, layout, round_id=round_id, seed=seed, buffer=view, dtype=dtype)
+        return send_order(
+            kind, layout, round_id=round_id, seed=seed, buffer=view, dtype=dtype, expected=known
+        )
 
 
 def _wire(tolerance: Tolerance | None) -> str | None:

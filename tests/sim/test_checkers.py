@@ -6,12 +6,18 @@ Mostly: run a clean scenario, doctor the evidence, and ask the checker again.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from dblp import fastpath
+from dblp.collective.server_core import ServerCore
+from dblp.collective.server_round import Stage
+from dblp.collective.worker_round import OpenRound
 from dblp.fastpath import pack_datagram
+from dblp.faults import Impairment
 from dblp.proto import ReceiveFinished, Receiver, Sender, SendFinished
 from dblp.sim import joint
 from dblp.sim.checkers import (
@@ -237,6 +243,45 @@ def test_r3_replicas_that_differ(cluster: Evidence) -> None:
         checker.run_over(cluster.ends)
 
 
+def test_r3_the_rank_that_lives_with_the_server_has_another_mean() -> None:
+    cluster = Evidence(local=1)
+    checker = cluster.checker(ExactMean)
+    checker.run_over(cluster.ends)
+    (key, (rank, result)), *_ = checker._local.items()
+    assert rank == 1
+    checker._local[key] = (rank, bytes(len(result)))
+    with violates("R3"):
+        checker.run_over(cluster.ends)
+
+
+def test_s2_the_local_rank_gets_its_buffer_back_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted in the code: the downlinks still read it, and the training loop writes to it."""
+    close = ServerCore._close_if_done
+
+    def too_early(self: ServerCore, stream: Any, round_: Any) -> None:
+        if round_.stage is Stage.REDUCED:
+            round_.downlinks_open.clear()
+        close(self, stream, round_)
+
+    monkeypatch.setattr(ServerCore, "_close_if_done", too_early)
+    with pytest.raises(Violation, match=r"^(S2|R3): "):
+        Scenario(scene(local=1, down=SLOW, policy=("fixed", "40.8%"), downlink="common")).run()
+
+
+def test_r1_a_worker_that_does_not_know_what_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenRound, "awaits_missing", False)
+    monkeypatch.setattr(Receiver, "_is_awaited", lambda self: False)
+    streams = ((RoundPlan(10, "float32", "40.8%"),) * 6,)
+    with violates("R1"):
+        for seed in range(20):
+            lossy = Impairment(bursts=dict.fromkeys(range(6), 0.7), seed=seed)
+            scenario = scene(
+                seed=seed, announced=True, streams=streams, faults_down=lossy,
+                safety_s=0.01,
+            )  # fmt: skip
+            Scenario(scenario).run()
+
+
 def test_r3_a_reduction_of_chunks_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted in the code: the server takes the missing chunks of one rank for the other's."""
 
@@ -285,9 +330,19 @@ def test_c1_ranks_with_different_tolerances(cluster: Evidence) -> None:
     checker, session = OneTolerance(), cluster.session("server")
     receiver = cluster.receiver("server")
     checker.armed(session, receiver)
-    receiver.tolerance = Tolerance.of("99%")
+    receiver.plan = replace(receiver.plan, tolerance=Tolerance.of("99%"))
     with violates("C1"):
         checker.armed(session, receiver)
+
+
+def test_c1_ranks_that_announce_different_tolerances() -> None:
+    cluster = Evidence(announced=True)
+    checker, receiver = cluster.checker(OneTolerance), cluster.receiver("server")
+    assert receiver.open is not None and receiver.open.tolerance == "51/125"
+    checker.event(cluster.session("server"), ReceiveFinished(receiver))
+    receiver.open = msgspec.structs.replace(receiver.open, tolerance="1/125")
+    with violates("C1"):
+        checker.event(cluster.session("server"), ReceiveFinished(receiver))
 
 
 def test_c1_a_tolerance_that_changes(cluster: Evidence) -> None:

@@ -117,3 +117,24 @@ SEEDS = {
 @pytest.mark.parametrize("seed", SEEDS)
 def test_seeds_that_saw_something(seed: int) -> None:
     run_seed(seed)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_local_rank_comes_last(rank: int) -> None:
+    """All uplinks had ended before the rank that lives with the server announced its round: an
+    assertion took that for impossible."""
+    outcome = run(world=3, local=rank, skew_s=0.03, think_s=5e-3, queued=False,
+                  streams=((LONG, LONG, TEN, LONG),))  # fmt: skip
+    assert outcome.rounds == 12
+
+
+def test_the_stop_of_an_uplink_that_lost_nothing_is_lost() -> None:
+    """A worker that announced a tolerance waited for ever for the list of its missing chunks: the
+    mean had ended its uplink, and only a STOP with a list went over TCP too."""
+    small = RoundPlan(10, "float32", "40.8%")
+    for seed in range(20):
+        outcome = run(
+            seed=seed, announced=True, streams=((small,) * 6,),
+            faults_down=Impairment(bursts=dict.fromkeys(range(6), 0.7), seed=seed), safety_s=0.01,
+        )  # fmt: skip
+        assert outcome.rounds == 12

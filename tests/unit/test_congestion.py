@@ -5,66 +5,97 @@ from __future__ import annotations
 import pytest
 
 from dblp import AdaptiveWindow, ConfigError, FixedRate, TransportConfig, Unpaced
-from dblp.congestion import CongestionControl, Feedback
+from dblp.congestion import Congestion, CongestionControl, DeliveryRate, Feedback
 
 BASE_S = 20e-6
 
 
-def rounds(
-    control: CongestionControl, count: int, delay_s: float, *, limited: bool = True, start: int = 0
-) -> int:
-    """`count` round trips of this delay; the next free sequence."""
-    sent = start
-    for index in range(count):
-        sent += control.window
-        control.on_feedback(
-            Feedback(
-                now=0.001 * (start + index + 1),
-                path_delay_s=delay_s,
-                smallest_delay_s=min(delay_s, BASE_S) if index == 0 and start == 0 else delay_s,
-                samples=1,
-                sent=sent,
-                acknowledged=sent,
-                window_limited=limited,
+class Path:
+    """One sender whose window is always full."""
+
+    def __init__(self, plan: Congestion) -> None:
+        self.control: CongestionControl = plan.new_control(1472)
+        self.now = 1.0
+        self.sent = 0
+
+    def rounds(
+        self, count: int, delay_s: float, *, limited: bool = True, sent: int | None = None
+    ) -> None:
+        """`count` round trips of this delay, with `sent` datagrams each (None: the window)."""
+        for _ in range(count):
+            first = self.sent == 0
+            self.sent += self.control.window if sent is None else sent
+            self.now += delay_s
+            self.control.on_feedback(
+                Feedback(
+                    now=self.now,
+                    path_delay_s=delay_s,
+                    smallest_delay_s=min(delay_s, BASE_S) if first else delay_s,
+                    samples=1,
+                    sent=self.sent,
+                    acknowledged=self.sent,
+                    window_limited=limited,
+                )
             )
-        )
-    return sent
 
 
 def test_the_window_doubles_on_an_empty_path_and_only_if_it_limits() -> None:
-    control = AdaptiveWindow().new_control(1472)
-    first = control.window
-    rounds(control, 3, BASE_S)
-    assert control.window == 8 * first
-    rounds(control, 3, BASE_S, limited=False, start=10_000)
-    assert control.window == 8 * first
+    path = Path(AdaptiveWindow())
+    first = path.control.window
+    path.rounds(3, BASE_S)
+    assert path.control.window == 8 * first
+    path.rounds(3, BASE_S, limited=False)
+    assert path.control.window == 8 * first
 
 
 def test_a_queue_shrinks_the_window_in_proportion_and_never_below_the_minimum() -> None:
     plan = AdaptiveWindow()
-    control = plan.new_control(1472)
-    sent = rounds(control, 6, BASE_S)
-    before = control.window
-    sent = rounds(control, 1, 2 * (BASE_S + plan.queue_delay_s), start=sent)
-    assert control.window == before // 2 + plan.step_datagrams
-    rounds(control, 60, 1.0, start=sent)
-    assert plan.minimum_datagrams <= control.window <= 2 * plan.step_datagrams + 8
+    path = Path(plan)
+    path.rounds(6, BASE_S)
+    before = path.control.window
+    path.rounds(1, 2 * (BASE_S + plan.queue_delay_s))
+    assert path.control.window == before // 2 + plan.step_datagrams
+    path.rounds(60, 0.02)
+    assert plan.minimum_datagrams <= path.control.window <= 2 * plan.step_datagrams + 8
 
 
-def test_two_senders_with_one_queue_become_equal() -> None:
+def test_two_senders_with_one_queue_become_equal_and_pace() -> None:
     """The step is what both gain alike; the loss is in proportion."""
-    plan = AdaptiveWindow()
-    controls = [plan.new_control(1472), plan.new_control(1472)]
-    sent = [rounds(controls[0], 5, BASE_S), rounds(controls[1], 1, BASE_S)]
+    paths = [Path(AdaptiveWindow()), Path(AdaptiveWindow())]
+    paths[0].rounds(5, BASE_S)
     capacity_per_s = 1e9 / 8 / 1514
     for _ in range(400):
-        queued = sum(control.window for control in controls)
-        delay = max(BASE_S, queued / capacity_per_s)
-        for index, control in enumerate(controls):
-            sent[index] = rounds(control, 1, delay, start=sent[index])
-    small, large = sorted(control.window for control in controls)
+        queued = sum(path.control.window for path in paths)
+        for path in paths:
+            path.rounds(1, max(BASE_S, queued / capacity_per_s))
+    small, large = sorted(path.control.window for path in paths)
     assert large <= 1.1 * small
-    assert sum(control.window for control in controls) * 1514 < 200_000
+    assert (small + large) * 1514 < 200_000
+    paced = sum(path.control.pacing_bytes_per_s for path in paths) / 1472
+    assert capacity_per_s < paced < 1.5 * capacity_per_s
+
+
+def test_a_sender_with_little_to_send_keeps_a_small_window() -> None:
+    """Ready chunks come in bursts that fill the window for a moment, and the path stays empty: the
+    window follows what was delivered, or the next full round would flood the buffer."""
+    path = Path(AdaptiveWindow())
+    datagrams_per_s = 27_000  # a third of 1 Gb/s
+    delay_s = 100e-6
+    for _ in range(4000):
+        path.rounds(1, delay_s, sent=round(datagrams_per_s * delay_s))
+    assert 20 < path.control.window < 60
+    assert path.control.pacing_bytes_per_s == 0.0
+
+
+def test_a_pause_says_nothing_about_the_rate() -> None:
+    rate = DeliveryRate()
+    for index in range(11):
+        rate.update(100 * index, now=1.0 + 0.01 * index)
+    assert rate.per_s == pytest.approx(10_000)
+    rate.update(1001, now=60.0)
+    assert rate.per_s == pytest.approx(10_000)
+    rate.update(1500, now=60.1)
+    assert rate.per_s == pytest.approx(10_000)
 
 
 def test_loss_is_no_signal() -> None:
@@ -74,10 +105,10 @@ def test_loss_is_no_signal() -> None:
 
 def test_the_constant_choices() -> None:
     assert Unpaced().new_control(1472).pacing_bytes_per_s == 0
-    fixed = FixedRate(8e6).new_control(1472)
-    assert fixed.pacing_bytes_per_s == 1e6 and fixed.window > 1 << 20
-    rounds(fixed, 3, 1.0)
-    assert fixed.window > 1 << 20
+    path = Path(FixedRate(8e6))
+    assert path.control.pacing_bytes_per_s == 1e6 and path.control.window > 1 << 20
+    path.rounds(3, 1.0)
+    assert path.control.window > 1 << 20
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), "fast"])

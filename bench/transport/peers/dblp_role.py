@@ -32,6 +32,8 @@ def transport_config(fields: Mapping[str, Any]) -> dblp.TransportConfig:
     values = dict(fields)
     if values.get("deadline") is not None:
         values["deadline"] = dblp.Deadline(**values["deadline"])
+    if isinstance(values.get("congestion"), float):
+        values["congestion"] = dblp.FixedRate(values["congestion"])
     return dblp.TransportConfig(**values)
 
 

@@ -1,6 +1,7 @@
 """Send orders, and hazard 1: which chunks an early stop drops."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -74,6 +75,27 @@ def test_magnitude_is_descending_and_ties_go_by_index() -> None:
         buffer=values.ravel(), dtype="float32",
     )  # fmt: skip
     assert order.tolist() == [3, 2, 1, 4, 0, 5]
+
+
+@given(st.lists(st.floats(0, 1e6, width=32), max_size=60), st.integers(0, 99))
+def test_magnitude_with_a_known_bound_sends_the_strongest_chunks_in_two_classes(
+    sizes: list[float], percent: int
+) -> None:
+    values = np.repeat(np.array(sizes, np.float32)[:, None], 16, axis=1)
+    expected = Tolerance.of(f"{percent}%")
+    needed = expected.needed(len(sizes))
+    order = send_order(
+        "magnitude", ChunkLayout(values.nbytes, 64), round_id=0, seed=0,
+        buffer=values.ravel(), dtype="float32", expected=expected,
+    )  # fmt: skip
+    assert np.array_equal(np.sort(order), np.arange(len(sizes)))
+    energy = (values.astype(np.float64) ** 2).sum(axis=1).astype(np.float32)
+    classes = np.split(order, [needed // 2, needed])
+    for stronger, weaker in pairwise(classes):
+        if len(stronger) and len(weaker):
+            assert energy[stronger].min() >= energy[weaker].max()
+    for chunks in classes:
+        assert np.array_equal(chunks, np.sort(chunks))
 
 
 def test_an_unknown_order() -> None:
