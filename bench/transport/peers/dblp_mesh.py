@@ -66,7 +66,7 @@ class DblpMesh:
     """A mesh with one rank on each of `hosts` of `lab` (lab None: loopback).
 
     `downlink` is as for `dblp.Mesh`; `config` holds fields of TransportConfig.  The tolerance is
-    that of a call, so one mesh serves several sides of a comparison.
+    that of a call.
     """
 
     def __init__(
@@ -111,8 +111,9 @@ class DblpMesh:
     ) -> MeshRounds:
         """`count` all-reduces of `nbytes` bytes of float32, after `warmup` that are not reported.
 
-        Raises `PeerTimeoutError` when they do not end within `limit_s`, and `PeerError` when a
-        result is wrong or the ranks' results differ where they must not.
+        Raises `PeerTimeoutError` when they do not end within `limit_s`; the mesh is of no use after
+        that.  Raises `PeerError` when a result is wrong or the ranks' results differ where they
+        must not.
         """
         request = {"nbytes": nbytes, "count": count, "warmup": warmup, "tolerance": tolerance}
         for role in self._ranks:
