@@ -90,15 +90,9 @@ class DBLPState:
         self.on_step: Callable[[StepReport], None] | None = None
         """Called with the report of every step."""
         self.last_report: StepReport | None = None
-        self._parameters = dict(named_parameters)
-        if self._parameters or self.options.exact:
-            check_patterns(self.options.exact, self._parameters)
-        if self.options.checked_every and not self._parameters:
-            raise ConfigError(
-                "replicas cannot be compared without their parameters: pass "
-                "named_parameters=model.named_parameters(), or check_every=0"
-            )
-        self._names = {id(item): name for name, item in self._parameters.items()}
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._names: dict[int, str] = {}
+        """By address: DDP hands out views of complex parameters."""
         self._layouts: dict[tuple[int, ...], BucketLayout] = {}
         self._clock = StepClock(
             choose_policy(policy, tolerance), per_bucket=self.options.per_bucket
@@ -108,16 +102,41 @@ class DBLPState:
         self._engine: ExchangeEngine | None = None
         self._model: weakref.ref[Any] | None = None
         self._pid = os.getpid()
-        self.connect(process_group)
+        self.connect(process_group, named_parameters)
 
     # --- connections
 
-    def connect(self, process_group: dist.ProcessGroup | None = None) -> None:
-        """Connects all ranks; collective.  Only needed after unpickling: __init__ does it."""
+    def connect(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        named_parameters: Parameters = (),
+    ) -> None:
+        """Connects all ranks; collective.  Only needed after unpickling: __init__ does it.
+
+        Raises:
+            ConfigError, PeerLostError: as __init__.
+        """
         if self._engine is not None:
             raise LocalProtocolError("this state is connected already: call close() first")
+        named = list(named_parameters)
+        self._parameters = dict(named)
+        if len(self._parameters) != len(named):
+            raise ConfigError("two parameters have the same name: give each its own")
+        self._names = {item.data_ptr(): name for name, item in named if item.numel()}
+        self._layouts.clear()
+        self._check_names()
         meeting = meet(process_group, self.options, self._terms())
         self._start(meeting, meeting.connect())
+
+    def _check_names(self) -> None:
+        options = self.options
+        for wish in ("exact", "residual", "checked_every"):
+            if getattr(options, wish) and not self._parameters:
+                raise ConfigError(
+                    f"{wish.replace('checked', 'check')} needs to know the parameters: pass "
+                    "named_parameters=model.named_parameters()"
+                )
+        check_patterns(options.exact, self._parameters)
 
     def _start(self, meeting: Meeting, collective: Collective) -> None:
         options = self.options
@@ -216,11 +235,13 @@ class DBLPState:
             slots = []
             gradients = [] if buffer.layout != torch.strided else bucket.gradients()
             for place, parameter in enumerate(parameters):
-                name = self._names.get(id(parameter), f"parameter {place} of {len(parameters)}")
+                where = parameter.data_ptr() if parameter.layout == torch.strided else 0
+                name = self._names.get(where, f"parameter {place} at {where:#x}")
                 start = size = 0
                 if gradients:
                     start = gradients[place].storage_offset() - buffer.storage_offset()
-                    size = gradients[place].numel()
+                    # A complex gradient's view has half of its elements (PyTorch 2.13).
+                    size = parameter.numel() * (2 if parameter.is_complex() else 1)
                 slots.append(Slot(name, start, start + size))
             slots.sort(key=lambda slot: slot.start)
             found = self._layouts[key] = BucketLayout(tuple(slots))

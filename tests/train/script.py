@@ -5,6 +5,7 @@ Every rank writes what happens to it, line by line, to FOLDER/RANK (appended ove
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ import dblp.torch
 
 STEPS = 12
 VICTIM = 1
+KEPT: list[object] = []
 
 
 def main(role: str, folder: Path) -> None:
@@ -52,9 +54,14 @@ def main(role: str, folder: Path) -> None:
         log.write("interrupted\n")
         sys.exit(130)
     log.write(f"done {state.step}\n")
-    if role != "leave":  # without a word: the interpreter must end all the same
+    if role == "leave":  # without a word: the interpreter must end all the same
+        KEPT.append(state)
+    else:
         state.close()
-        dist.destroy_process_group()
+    # The last reference to gloo must not go while the interpreter ends; see examples/ddp_cifar.py.
+    del model, optimizer
+    gc.collect()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

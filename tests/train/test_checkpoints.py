@@ -83,8 +83,12 @@ def pickles(job: Job) -> tuple[int, str, int]:
             problem = ""
         except dblp.LocalProtocolError as error:
             problem = str(error)
-    back.connect(job.group)
     other = wrapped(perceptron(), job)
+    try:
+        back.connect(job.group)
+    except dblp.ConfigError as error:
+        problem += str(error)
+    back.connect(job.group, other.module.named_parameters())
     other.register_comm_hook(back, dblp.torch.dblp_hook)
     with back:
         loss_of(other, next(batches(job.rank, 1))).backward()
@@ -95,6 +99,7 @@ def test_field_19_the_state_can_be_pickled_without_its_sockets(ranks: Ranks) -> 
     for step, problem, copied in ranks.run(pickles, 2):
         assert step == 2
         assert "not connected" in problem
+        assert "pass named_parameters=" in problem
         assert copied == 1
 
 

@@ -150,6 +150,32 @@ def mixed(job: Job, over_dblp: bool) -> list[torch.Tensor]:
     return [item.grad for item in model.module.parameters()]
 
 
+def mixed_with_loss(job: Job) -> tuple[bool, set[str]]:
+    model = wrapped(Mixed(), job)
+    with dblp.torch.register(
+        model,
+        tolerance="60%",
+        residual=True,
+        exact=["*half", "empty"],
+        exact_below_bytes=0,
+        impairment=dblp.Impairment(uniform=0.3, seed=3),
+    ) as state:
+        for _ in range(6):
+            model.zero_grad()
+            model(1.0 + job.rank).backward()
+        finite = all(torch.isfinite(item.grad).all() for item in model.parameters())
+        return finite, set(state.state_dict()["residuals"])
+
+
+def test_field_15_dtypes_with_loss_and_residuals(ranks: Ranks) -> None:
+    owing: set[str] = set()
+    for finite, owed in ranks.run(mixed_with_loss, 2):
+        assert finite
+        owing |= owed
+    assert "of_half" not in owing
+    assert owing & {"of_brain", "of_single", "of_double", "of_complex"}
+
+
 def test_field_15_dtypes_and_empty_parameters(ranks: Ranks) -> None:
     plain, seen = (ranks.run(mixed, 2, over_dblp=over) for over in (False, True))
     for one, other in zip(seen, plain, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,6 +60,27 @@ def lines(folder: Path, rank: int, words: str, limit_s: float = START_LIMIT_S) -
             return text.splitlines()
         time.sleep(0.02)
     raise AssertionError(f"rank {rank} never wrote {words!r}: {text}")
+
+
+def test_the_script_of_the_readme_runs(tmp_path: Path) -> None:
+    """As it stands there, under the command that stands there."""
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
+    (script,) = [block for block in blocks if "dblp.torch.register" in block]
+    assert "torchrun --nproc-per-node 2 train.py" in readme
+    (tmp_path / "train.py").write_text(script)
+    command = ["--nproc-per-node", "2", f"--master-port={free_port()}", "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=START_LIMIT_S,
+    )
+    losses = [float(line.split()[1]) for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert len(losses) == 5, done.stderr
+    assert losses[-1] < losses[0]
 
 
 def local(ranks: int, **more: object) -> list[str]:
