@@ -65,7 +65,8 @@ def test_ddp_cifar_learns_the_digits() -> None:
     for needed in ("torch", "sklearn"):
         pytest.importorskip(needed)
     out = run(*TORCHRUN, "examples/ddp_cifar.py", "--steps", "40")
-    assert "dblp on digits, 2 ranks" in out and "steps critical" in out
+    assert "dblp on digits, 2 ranks" in out and "40 of 40 steps critical" not in out
+    assert 0 <= number(r"hidden behind the backward pass: (\d+)%", out) <= 100
     assert "replicas differ by at most 0\n" in out
     assert number(r"test accuracy ([\d.]+)%", out) > 60
 
@@ -76,6 +77,7 @@ def test_ddp_gpt2_learns_some_python() -> None:
     size = ("--steps", "15", "--batch", "4", "--length", "64")
     out = run(*TORCHRUN, "examples/ddp_gpt2.py", *size)
     assert "dblp on Python's source, 2 ranks" in out and "steps critical" in out
+    assert 0 <= number(r"hidden behind the backward pass: (\d+)%", out) <= 100
     assert "replicas differ by at most 0\n" in out
     assert number(r"([\d.]+) bits per byte", out) < 7  # of 8 without any training
 
