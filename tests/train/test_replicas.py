@@ -117,7 +117,12 @@ def drifts(job: Job) -> tuple[list[float | None], list[int]]:
     optimizer = sgd(model)
     measured, hashes = [], []
     with dblp.torch.register(
-        model, tolerance="40.8%", downlink="lossy", check_every=5, exact_below_bytes=0
+        model,
+        tolerance="40.8%",
+        downlink="lossy",
+        check_every=5,
+        exact_below_bytes=0,
+        impairment=LOSS,
     ) as state:
         for batch in batches(job.rank, 11):
             optimizer.zero_grad()
