@@ -7,18 +7,24 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	&& echo $$python && break; done)
 
 RUN := $(VENV)/bin/python
-EXTRAS := torch,plots,demo,dev
+EXTRAS := torch,plots,demo,examples,dev
+# One thread per rank: several ranks share the cores of one machine.
+TORCHRUN := OMP_NUM_THREADS=1 $(VENV)/bin/torchrun --standalone --nproc-per-node=2
 STAMPS := $(VENV)/.stamps
 EXTENSION_SOURCES := setup.py $(wildcard dblp/*.pyx dblp/*.pxd dblp/csrc/*.h dblp/csrc/*.pxi)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench-smoke bench-micro lint build clean
+.PHONY: help demo example test bench-smoke bench-micro lint build clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMPS)/extension-auto ## Train with DBLP and with the baseline, print the table (ARGS=...)
 	$(VENV)/bin/dblp demo $(ARGS)
+
+example: $(STAMPS)/extension-auto ## Train the DDP examples on 2 ranks (ARGS="--transport gloo")
+	$(TORCHRUN) examples/ddp_cifar.py --steps 200 $(ARGS)
+	$(TORCHRUN) examples/ddp_gpt2.py --steps 60 $(ARGS)
 
 test: $(STAMPS)/extension-require ## Run all tests (ARGS="-k name" for some of them)
 	DBLP_EXTENSIONS=require $(RUN) -m pytest $(ARGS)

@@ -23,4 +23,9 @@ GOALS: dict[str, tuple[str, float]] = {
     "incast_gloo_over_dblp": (">=", 1.35),
     "small_over_gloo": ("<=", 1.0),
     "hog_p99_ratio": ("<=", 1.5),
+    "sharded_exact_over_gloo": ("<=", 1.0),
+    "sharded_tolerant_over_gloo": ("<=", 0.65),
+    "sharded_loss1_p99_over_gloo": ("<=", 0.3333),
+    "sharded_incast_over_gloo": ("<=", 0.78),
+    "sharded_incast_tolerant_over_gloo": ("<=", 0.5),
 }

@@ -21,7 +21,18 @@ from .errors import (
 )
 from .fastpath import FASTPATH
 from .faults import GilbertElliott, Impairment
-from .phase import Decision, FixedTolerance, GradientNormPolicy, Regime, Schedule, TolerancePolicy
+from .phase import (
+    AccordionPolicy,
+    AnyCritical,
+    Decision,
+    FixedTolerance,
+    GradientNormPolicy,
+    LearningRateDecay,
+    Manual,
+    Regime,
+    Schedule,
+    TolerancePolicy,
+)
 from .stats import RoundReport
 from .tolerance import Tolerance
 
@@ -29,8 +40,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FASTPATH",
+    "AccordionPolicy",
     "AdaptiveWindow",
     "AllReduceReport",
+    "AnyCritical",
     "Collective",
     "ConfigError",
     "DBLPError",
@@ -42,8 +55,10 @@ __all__ = [
     "GilbertElliott",
     "GradientNormPolicy",
     "Impairment",
+    "LearningRateDecay",
     "Listener",
     "LocalProtocolError",
+    "Manual",
     "Mesh",
     "ParameterServer",
     "Peer",

@@ -76,6 +76,7 @@ cdef struct ReducerState:
     uint8_t *arrivals          # per chunk: how many sources have delivered it
     uint32_t *order            # reduced chunks in the order they became ready
     uint32_t ready
+    uint32_t limit             # chunks that may become ready; the others become zero
 
 cdef struct ReceiveSlot:
     bint in_use

@@ -105,6 +105,10 @@ class Reducer:
     @property
     def ready(self) -> int:
         """Chunks reduced so far; their indices are ready_indices()[:ready]."""
+    limit: int  # chunks that may become ready: all, until set_limit
+    def set_limit(self, limit: int) -> None:
+        """Only the first `limit` chunks to become ready are of use: the others become zero.  Before
+        anyone follows; the limit can only go down."""
     def ready_indices(self) -> npt.NDArray[np.uint32]: ...
     def arrive(self, source: int, indices: npt.ArrayLike) -> None:
         """Source has these chunks.  Chunks now delivered by all sources are reduced and become

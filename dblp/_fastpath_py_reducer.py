@@ -124,6 +124,8 @@ class Reducer:
         self._is_ready = np.zeros(self.count, bool)
         self._order = np.zeros(self.count, np.uint32)
         self._ready = 0
+        self.limit = self.count
+        """Chunks that may become ready; see `set_limit`."""
 
     @property
     def ready(self) -> int:
@@ -157,6 +159,16 @@ class Reducer:
         self._delivered[index] += 1
         if self._delivered[index] == len(self._sources) and not self._is_ready[index]:
             self._reduce(index, range(len(self._sources)))
+
+    def set_limit(self, limit: int) -> None:
+        """Only the first `limit` chunks to become ready are of use: the others become zero.  Before
+        anyone follows; the limit can only go down."""
+        if not 0 <= limit <= self.limit:
+            raise ValueError(f"the limit is {limit}: it can go down from {self.limit} only")
+        for index in self._order[limit : self._ready].tolist():
+            self._zero(index)
+        self.limit = limit
+        self._ready = min(self._ready, limit)
 
     def provide(self, source: int, buffer: Buffer) -> None:
         """The whole of a source that was None is in `buffer`: every chunk of it arrives.  Without
@@ -192,6 +204,9 @@ class Reducer:
             self._reduce(index, [rank for rank, row in enumerate(bits) if row[index]])
 
     def _reduce(self, index: int, ranks: Sequence[int]) -> None:
+        if self._ready == self.limit:
+            self._zero(index)
+            return
         assert self._out is not None, "nothing is reduced before every source is there"
         span = slice(index * self._width, (index + 1) * self._width)
         present = [source for rank in ranks if (source := self._sources[rank]) is not None]
@@ -207,3 +222,8 @@ class Reducer:
         self._is_ready[index] = True
         self._order[self._ready] = index
         self._ready += 1
+
+    def _zero(self, index: int) -> None:
+        assert self._out is not None, "nothing is reduced before every source is there"
+        self._out[index * self._width : (index + 1) * self._width] = 0
+        self._is_ready[index] = True

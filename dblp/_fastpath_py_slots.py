@@ -158,7 +158,7 @@ class TransmitSlot:
 
     @property
     def pending(self) -> int:
-        to_follow = 0 if self._reducer is None else self._reducer.count - self._followed
+        to_follow = 0 if self._reducer is None else self._reducer.limit - self._followed
         return len(self._queue) + to_follow
 
     @property

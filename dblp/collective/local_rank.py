@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import DBLPError
 from ..tolerance import Tolerance
 from ..wire import Open
 from .server_round import ServerRound
-from .server_streams import StreamState
+from .server_streams import StreamTable
 
 __all__ = ["FinishedLocal", "LocalRank", "LocalRound"]
 
@@ -64,7 +65,7 @@ class LocalRank:
     round trip after the last remote rank has the mean.  A copy for the downlinks would cost a pass
     over the shard in every round and gain nothing: the next round needs all ranks anyway.
 
-    Commands: `add`, `next`, `finish`, `fail`.  Outputs: `take_finished`.
+    Commands: `add`, `announcements`, `finish`, `fail`.  Outputs: `take_finished`.
     """
 
     __slots__ = ("_finished", "_open", "_waiting", "rank")
@@ -79,25 +80,25 @@ class LocalRank:
         """`round_` waits for its turn."""
         self._waiting.setdefault(round_.stream, deque()).append(round_)
 
-    def due(self) -> list[int]:
-        """Streams in which a round waits."""
-        return list(self._waiting)
-
-    def next(self, state: StreamState, chunk_bytes: int) -> Open | None:
-        """The announcement of the next round of a stream, if it may start now.
+    def announcements(self, streams: StreamTable, chunk_bytes: int) -> Iterator[Open]:
+        """Announces the next round of every stream whose round before has ended here.
 
         As with a remote rank, the announcement of a round says that this rank has the one before.
         """
-        current = state.current
-        if state.previous is not None or current.offers[self.rank] is not None:
-            return None
-        waiting = self._waiting[current.stream]
-        round_ = waiting.popleft()
-        if not waiting:
-            del self._waiting[current.stream]
-        self._open.append(round_)
-        current.local = round_
-        return round_.announcement(current.round_id, chunk_bytes)
+        for stream in list(self._waiting):
+            waiting = self._waiting.get(stream)
+            if waiting is None:  # what was announced before has ended the job
+                return
+            state = streams.take(stream)
+            current = state.current
+            if state.previous is not None or current.offers[self.rank] is not None:
+                continue
+            round_ = waiting.popleft()
+            if not waiting:
+                del self._waiting[stream]
+            self._open.append(round_)
+            current.local = round_
+            yield round_.announcement(current.round_id, chunk_bytes)
 
     def finish(self, round_: ServerRound) -> None:
         """The mean is in place, and nobody reads it any more."""

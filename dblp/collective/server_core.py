@@ -20,6 +20,7 @@ from ..proto import (
     Session,
 )
 from ..stats import RoundReport
+from ..tolerance import EXACT
 from ..wire import Abort, Frame, Open, next_round, round_is_newer
 from .buffers import BufferPool
 from .local_rank import FinishedLocal, LocalRank, LocalRound
@@ -287,7 +288,7 @@ class ServerCore:
         if not self._decisions.norm_received:
             self._decide(stream, round_, round_.announced_mean_square())
             round_.stage = Stage.FLOWING
-            if self._decisions.may_pipeline(round_, self._config.stop):
+            if self._decisions.may_pipeline(round_, self._config):
                 self._start_downlinks(round_, now)
         if round_.uplinks_left == 0:  # the local rank comes last
             self._complete(stream, now)
@@ -365,8 +366,10 @@ class ServerCore:
     def _start_downlinks(self, round_: ServerRound, now: float) -> None:
         tolerance = self._decisions.downlink_tolerance(round_)
         order = None
-        if round_.stage is not Stage.FLOWING:
-            common = self._decisions.common and not tolerance.is_exact
+        common = self._decisions.common and not tolerance.is_exact
+        if round_.stage is Stage.FLOWING:
+            round_.limit(tolerance if common else EXACT)
+        else:
             order = round_.send_order(self._config, self._order_seed, tolerance, best=common)
         round_.start_downlinks(self._sessions, tolerance, order, now=now)
         self._touched.update(self.remotes)
@@ -385,13 +388,11 @@ class ServerCore:
 
     def _announce_local(self, now: float) -> None:
         """The local rank's next rounds, where it has the ones before."""
-        local = self._local
-        for stream in () if local is None else local.due():
-            if local is None or self.error is not None:
-                return
-            offer = local.next(self._streams.take(stream), self._sessions[0].channel.chunk_bytes)
-            if offer is not None:
-                self._on_open(local.rank, offer, now)
+        if self._local is None:
+            return
+        chunk_bytes = self._sessions[0].channel.chunk_bytes
+        for offer in self._local.announcements(self._streams, chunk_bytes):
+            self._on_open(self._local.rank, offer, now)
 
     def _refuse_rounds_without_the_left(self) -> None:
         """A rank that is gone will never announce a round that others wait in."""

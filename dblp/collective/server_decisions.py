@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from ..config import TransportConfig
 from ..phase import Decision, TolerancePolicy
 from ..tolerance import EXACT, Tolerance
 from .server_round import ServerRound, Stage
@@ -53,13 +54,13 @@ class Decisions:
         assert round_.decision is not None
         return EXACT if self._exact else round_.decision.tolerance
 
-    def may_pipeline(self, round_: ServerRound, stop: str) -> bool:
+    def may_pipeline(self, round_: ServerRound, config: TransportConfig) -> bool:
         """Whether chunks may go down before all uplinks have stopped.
 
         A worker whose downlink ends zeroes the missing chunks of the buffer that it also sends
         from, and falls silent.  So the end of a downlink must imply that the server needs no more
         from any uplink: true if the downlink needs every chunk, or no fewer than an eager uplink.
-        A common set of chunks is chosen from the complete mean.
+        The chunks of most energy can be chosen from the complete mean only.
         """
         assert round_.stage is Stage.FLOWING
         tolerance = self.downlink_tolerance(round_)
@@ -67,6 +68,6 @@ class Decisions:
         needed = tolerance.needed(count)
         if needed == count:
             return True
-        if self.common:
+        if self.common and config.order_for(exact=False, dtype=round_.dtype) == "magnitude":
             return False
-        return stop == "eager" and needed >= round_.uplink_tolerance.needed(count)
+        return config.stop == "eager" and needed >= round_.uplink_tolerance.needed(count)

@@ -197,10 +197,16 @@ class ServerRound:
             dtype=self.layout.dtype,
             expected=tolerance,
         )
-        if best:
-            order = order[: tolerance.needed(len(order))]
+        if best:  # of most energy, in whatever order the uplinks came
+            order = np.sort(order[: tolerance.needed(len(order))])  # all of them must arrive
             self._keep_only(order)
         return order
+
+    def limit(self, tolerance: Tolerance) -> None:
+        """Only the chunks that are complete first go down, as many as `tolerance` needs; the others
+        become zero here too, so that all ranks have the same."""
+        assert self.reducer is not None
+        self.reducer.set_limit(tolerance.needed(self.reducer.count))
 
     def start_downlinks(
         self,
@@ -265,6 +271,12 @@ class ServerRound:
     def uplink_tolerance(self) -> Tolerance:
         """Of all uplinks of the round, once all ranks have announced it."""
         return (self.told or self.uplink_decision).tolerance
+
+    @property
+    def dtype(self) -> str:
+        """Element type of a round that is armed."""
+        assert self.layout is not None
+        return self.layout.dtype
 
     @property
     def where(self) -> str:

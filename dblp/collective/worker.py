@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ class AllReduceReport:
     """Server → worker."""
     elapsed_s: float
     """From the call to the result, in seconds."""
+    mean_squared_norm: float = math.nan
+    """Mean over the workers of the squared norms of their gradients, the same on all of them; NaN
+    or infinity when one of them has such elements."""
 
     @property
     def regime(self) -> str | None:
@@ -170,15 +174,18 @@ class Worker:
             wait_for(self._thread, self.all_reduce_async(grad, stream=stream), "all_reduce"),
         )
 
-    def all_reduce_async(self, grad: Any, *, stream: int = 0) -> Future[AllReduceReport]:
+    def all_reduce_async(
+        self, grad: Any, *, stream: int = 0, squared_norm: float | None = None
+    ) -> Future[AllReduceReport]:
         """Like `all_reduce`, at once: `grad` belongs to the transport until the future is done.
 
-        The future is completed on the transport's own thread: callbacks must be short and must not
-        wait for another all-reduce.
+        `squared_norm` is what the server's policy sees of the gradient; None computes it.  The
+        future is completed on the transport's own thread: callbacks must be short and must not wait
+        for another all-reduce.
         """
         self._thread.check_usable()
         view, dtype = byte_view_of(grad, what="grad", writable=True)
-        norm = fastpath.squared_norm(view, dtype)
+        norm = fastpath.squared_norm(view, dtype) if squared_norm is None else squared_norm
         future: Future[AllReduceReport] = self._endpoint.submit(
             lambda now: self._core.all_reduce(
                 view, dtype, stream=stream, squared_norm=norm, now=now
@@ -203,4 +210,5 @@ class Worker:
 
 def _report_of(finished: FinishedRound, elapsed_s: float) -> AllReduceReport:
     assert finished.uplink is not None and finished.downlink is not None
-    return AllReduceReport(finished.uplink, finished.downlink, elapsed_s)
+    mean = finished.round.mean_squared_norm
+    return AllReduceReport(finished.uplink, finished.downlink, elapsed_s, mean)

@@ -48,6 +48,12 @@ def chunk_energy(buffer, str dtype, int64_t chunk_bytes):
     return energy
 
 
+cdef void zero_chunk(ReducerState *r, uint32_t chunk) noexcept nogil:
+    cdef int64_t start = <int64_t> chunk * r.chunk_bytes
+    memset(r.out + start, 0, min(<int64_t> r.chunk_bytes, r.nbytes - start))
+    r.arrivals[chunk] = REDUCED
+
+
 cdef void reduce_chunk(
     ReducerState *r, uint32_t chunk, const uint8_t **sources, int present,
 ) noexcept nogil:
@@ -55,6 +61,9 @@ cdef void reduce_chunk(
     cdef int64_t start = <int64_t> chunk * r.chunk_bytes
     cdef const uint8_t *at[256]
     cdef int s
+    if r.ready == r.limit:
+        zero_chunk(r, chunk)
+        return
     for s in range(present):
         at[s] = sources[s] + start
     dblp_mean(r.out + start, at, present, min(<int64_t> r.chunk_bytes, r.nbytes - start),
@@ -116,6 +125,7 @@ cdef class Reducer:
         self.state.contributors = contributors
         self.state.chunk_bytes = <uint32_t> chunk_bytes
         self.state.count = <uint32_t> ((self.state.nbytes + chunk_bytes - 1) // chunk_bytes)
+        self.state.limit = self.state.count
         self.state.arrivals = <uint8_t *> calloc(self.state.count + 1, 1)
         self.order = np.zeros(self.state.count + 1, dtype=np.uint32)
         cdef uint32_t[::1] order = self.order
@@ -143,6 +153,19 @@ cdef class Reducer:
     @property
     def ready(self):
         return self.state.ready
+
+    @property
+    def limit(self):
+        return self.state.limit
+
+    def set_limit(self, int64_t limit):
+        if not 0 <= limit <= self.state.limit:
+            raise ValueError(f"the limit is {limit}: it can go down from {self.state.limit} only")
+        cdef uint32_t i
+        for i in range(<uint32_t> limit, self.state.ready):
+            zero_chunk(&self.state, self.state.order[i])
+        self.state.limit = <uint32_t> limit
+        self.state.ready = min(self.state.ready, self.state.limit)
 
     def ready_indices(self):
         return self.order[: self.state.count]

@@ -53,7 +53,7 @@ cdef inline int64_t outstanding(TransmitSlot *slot) noexcept nogil:
     """Chunks still to go, ready or not."""
     cdef int64_t n = slot.tail - slot.head
     if slot.follow != NULL:
-        n += slot.follow.count - slot.follow_head
+        n += slot.follow.limit - slot.follow_head
     return n
 
 

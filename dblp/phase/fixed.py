@@ -25,6 +25,11 @@ class FixedTolerance(TolerancePolicy):
         """The one decision, whatever the norm."""
         return self._decision
 
+    @property
+    def needs_norms(self) -> bool:
+        """False: the norm changes nothing here."""
+        return False
+
     def describe(self) -> str:
         """Such as "fixed tolerance of 0.8%"."""
         return f"fixed tolerance of {self._decision.tolerance}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..tolerance import Tolerance
-from .base import Decision, Regime, TolerancePolicy
+from .base import Decision, Regime, TolerancePolicy, tolerance_pair
 
 __all__ = ["GradientNormPolicy"]
 
@@ -58,12 +58,7 @@ class GradientNormPolicy(TolerancePolicy):
         Raises:
             ConfigError: a value is out of range.
         """
-        self.low = Tolerance.of(low)
-        self.high = Tolerance.of(high)
-        if self.low > self.high:
-            raise ConfigError(
-                f"the low tolerance {self.low} is above the high tolerance {self.high}: swap them"
-            )
+        self.low, self.high = tolerance_pair(low, high)
         if isinstance(eta, bool) or not isinstance(eta, int | float) or not 0 < eta < math.inf:
             raise ConfigError(f"eta is {eta!r}: choose a number above 0, such as 0.5")
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:

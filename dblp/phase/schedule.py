@@ -51,6 +51,11 @@ class Schedule(TolerancePolicy):
         """The decision of `step`, whatever the norm."""
         return self._decisions[max(0, bisect_right(self._steps, step) - 1)]
 
+    @property
+    def needs_norms(self) -> bool:
+        """False: the norm changes nothing here."""
+        return False
+
     def describe(self) -> str:
         """Such as "0.8% from step 0, 40.8% from step 100"."""
         return ", ".join(

@@ -13,6 +13,7 @@ from .events import FallbackToReliable, Path, SendFinished
 from .layout import ChunkLayout
 from .link import Link, tolerance_text
 from .machine import Machine
+from .order import subset_mask
 from .outline import outline_frames
 from .plans import SendPlan
 from .reliable import chunk_frames
@@ -135,7 +136,7 @@ class Sender:
     def source_is_complete(self) -> bool:
         """Whether every chunk of the buffer may be sent: a reducer that is followed is done."""
         reducer = self.plan.reducer
-        return reducer is None or reducer.ready == reducer.count
+        return reducer is None or reducer.ready == reducer.limit
 
     # --- commands ---------------------------------------------------------------------------
 
@@ -318,7 +319,9 @@ class Sender:
 
     def _wanted(self, chunks: Indices) -> Indices:
         """Those of `chunks` that may be sent: not what an order leaves out."""
-        only = self.plan.only
+        only, reducer = self.plan.only, self.plan.reducer
+        if reducer is not None and reducer.limit < reducer.count:
+            only = subset_mask(reducer.ready_indices()[: reducer.limit], reducer.count)
         return chunks if only is None else chunks[only[chunks]]
 
     def _repeated(self, missing: Indices) -> Indices:

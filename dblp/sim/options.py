@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from ..config import FLOAT_DTYPES, ORDERS, TransportConfig
 from ..congestion import AdaptiveWindow, Congestion, FixedRate, Unpaced
 from ..faults import GilbertElliott, Impairment
-from ..phase import FixedTolerance, GradientNormPolicy, Schedule, TolerancePolicy
+from ..phase import (
+    AccordionPolicy,
+    FixedTolerance,
+    GradientNormPolicy,
+    Schedule,
+    TolerancePolicy,
+)
 from ..wire import ROUND_MODULUS
 from .checkers_mean import STORED_AS
 from .link import PathModel
@@ -148,10 +154,11 @@ class Options:
         kind, *arguments = self.policy
         if kind == "fixed":
             return FixedTolerance(str(arguments[0]))
-        if kind == "norm":
-            low, high, eta, interval = arguments
-            assert isinstance(eta, float) and isinstance(interval, int)
-            return GradientNormPolicy(str(low), str(high), eta, interval)
+        if kind in ("norm", "accordion"):
+            low, high, eta, steps = arguments
+            assert isinstance(eta, float) and isinstance(steps, int)
+            of_kind = GradientNormPolicy if kind == "norm" else AccordionPolicy
+            return of_kind(str(low), str(high), eta, steps)
         return Schedule([(step, str(tolerance)) for step, tolerance in enumerate(arguments)])
 
 
@@ -248,10 +255,10 @@ def _elements(rng: random.Random, per_chunk: int, chunks_max: int) -> int:
 
 
 def _policy(rng: random.Random) -> tuple[object, ...]:
-    kind = rng.choice(("fixed", "norm", "schedule"))
+    kind = rng.choice(("fixed", "norm", "accordion", "schedule"))
     if kind == "fixed":
         return (kind, rng.choice(TOLERANCES))
-    if kind == "norm":
+    if kind in ("norm", "accordion"):
         low, high = rng.choice((("0.8%", "40.8%"), ("2.4%", "42.4%"), ("0%", "50%")))
         return (kind, low, high, rng.choice((0.01, 0.5)), rng.choice((1, 2, 10)))
     return (kind, *(rng.choice(TOLERANCES) for _ in range(4)))

@@ -310,3 +310,44 @@ def test_misuse_of_late_sources(fastpath: ModuleType) -> None:
     reducer.provide(1, np.zeros(16, np.float32))
     with pytest.raises(ValueError):
         reducer.provide(1, np.zeros(16, np.float32))
+
+
+# --- only the first chunks that are complete count
+
+
+@both
+@pytest.mark.parametrize("before", [0, 3, 6])
+def test_chunks_above_the_limit_become_zero(fastpath: ModuleType, before: int) -> None:
+    """`before` chunks are ready when the limit comes; it is 4 of 10."""
+    sources = [np.full(160, rank + 1, np.float32) for rank in range(2)]
+    out = np.full(160, 9, np.float32)
+    reducer = fastpath.Reducer(out, sources, 64, "float32")
+    arriving = np.array([7, 2, 9, 0, 5, 4, 8], np.uint32)
+    for source in range(2):
+        reducer.arrive(source, arriving[:before])
+    assert reducer.ready == before
+    reducer.set_limit(4)
+    for source in range(2):
+        reducer.arrive(source, arriving[before:])
+    assert (reducer.ready, reducer.limit, reducer.count) == (4, 4, 10)
+    reducer.finish([np.full(2, 255, np.uint8)] * 2)
+    assert reducer.ready_indices()[:4].tolist() == [7, 2, 9, 0]
+    expected = np.zeros((10, 16), np.float32)
+    expected[[7, 2, 9, 0]] = 1.5
+    assert out.tobytes() == expected.tobytes()
+
+
+@both
+def test_finish_fills_up_to_the_limit(fastpath: ModuleType) -> None:
+    sources = [np.full(64, rank + 1, np.float32) for rank in range(2)]
+    out = np.full(64, 9, np.float32)
+    reducer = fastpath.Reducer(out, sources, 64, "float32")
+    reducer.set_limit(2)
+    for source in range(2):
+        reducer.arrive(source, [3])
+    reducer.finish([np.array([0b1011], np.uint8), np.array([0b1000], np.uint8)])
+    assert reducer.ready == 2
+    assert out.reshape(4, 16)[:, 0].tolist() == [0.5, 0.0, 0.0, 1.5]
+    for wrong in (-1, 3):
+        with pytest.raises(ValueError):
+            reducer.set_limit(wrong)

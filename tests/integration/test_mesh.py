@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,18 @@ def test_common_keeps_the_chunks_of_most_energy(config: TransportConfig) -> None
     energy = np.abs(arrays[0]).reshape(chunks, width).sum(axis=1)
     zero = np.flatnonzero(energy == 0).tolist()
     assert zero == [0, 1, 2, 15, 16, 17]  # of each server's 15 chunks the 3 of least energy
+
+
+def test_common_keeps_the_chunks_that_are_complete_first(config: TransportConfig) -> None:
+    """With an order other than magnitude the downlinks need not wait for the whole mean."""
+    ordered = replace(config, order="rotate")
+    with MeshGroup(3, ordered, downlink="common") as group:
+        for _ in range(5):
+            arrays = gradients(3, 90_001)
+            originals = [array.copy() for array in arrays]
+            reports = group.all_reduce(arrays, tolerance="40.8%")
+            assert len({array.tobytes() for array in arrays}) == 1
+            same_or_zero(arrays[0], masked_mean(originals, reports))
 
 
 def test_lossy_replicas_lack_chunks_of_the_same_mean(config: TransportConfig) -> None:

@@ -1,0 +1,154 @@
+"""Error feedback: what was not delivered is added to the next gradient.
+
+The final bitmap of a round says exactly what did not arrive, so a residual is only kept for that:
+element ranges and their values, packed.  Values are kept without the loss scale of mixed precision,
+in float32 (float64 for float64 buckets).
+
+A step's residuals wait until the step is known to be good: when a rank's gradient was not finite,
+the optimizer skips the step, and the residuals from before it stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+from .layout import BucketLayout, Ranges
+
+__all__ = ["ErrorFeedback"]
+
+
+@dataclass(slots=True)
+class _Residual:
+    """What one bucket owes."""
+
+    layout: BucketLayout
+    ranges: Ranges
+    values: torch.Tensor
+    """The elements of `ranges`, one after the other, unscaled."""
+
+
+class ErrorFeedback:
+    """Residuals of all buckets.
+
+    *Commands*: `add_to`, `capture`, `settle`, `commit`, `discard`, `load_state_dict`.
+    *Getters*: `state_dict`.
+
+    A bucket is known by the names of its parameters, never by its index: DDP rebuilds its buckets
+    after the first step.  Then residuals are moved to the new buckets, parameter by parameter.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], _Residual] = {}
+        self._new: dict[tuple[str, ...], _Residual] = {}
+        self._loose: dict[str, torch.Tensor] = {}
+        """Residuals of parameters whose bucket has not been seen yet."""
+
+    @torch.no_grad()
+    def add_to(self, gradient: torch.Tensor, layout: BucketLayout, *, scale: float = 1.0) -> None:
+        """Adds the bucket's residual, times the loss scale, to the flat `gradient` (in place)."""
+        names = layout.names
+        if names not in self._known:
+            self._move_in(layout)
+        residual = self._known.get(names)
+        if residual is None or not residual.ranges:
+            return
+        wide, direct = _widened(gradient)
+        flat, values = wide.numpy(), residual.values.numpy()
+        if scale != 1.0:
+            values = values * scale
+        place = 0
+        for start, stop in residual.ranges:
+            flat[start:stop] += values[place : place + stop - start]
+            place += stop - start
+        if not direct:
+            gradient.copy_(wide)
+
+    @torch.no_grad()
+    def capture(
+        self, sent: torch.Tensor, layout: BucketLayout, undelivered: Ranges, *, scale: float = 1.0
+    ) -> None:
+        """Remembers what of `sent` was not delivered, until `commit` or `discard`."""
+        wide, _ = _widened(sent)
+        flat = wide.numpy()
+        values = torch.empty(sum(stop - start for start, stop in undelivered), dtype=wide.dtype)
+        packed = values.numpy()
+        place = 0
+        for start, stop in undelivered:
+            packed[place : place + stop - start] = flat[start:stop]
+            place += stop - start
+        if scale != 1.0:
+            packed /= scale
+        self._new[layout.names] = _Residual(layout, undelivered, values)
+
+    def settle(self, layout: BucketLayout) -> None:
+        """The bucket's residual travels in a round that delivers everything: nothing is owed when
+        the step counts."""
+        self._new[layout.names] = _Residual(layout, (), torch.empty(0))
+
+    def commit(self) -> None:
+        """The step counts: its residuals replace those that its gradients had taken up."""
+        self._known.update(self._new)
+        self._new.clear()
+
+    def discard(self) -> None:
+        """The step does not count: what was known before it is still owed."""
+        self._new.clear()
+
+    def _move_in(self, layout: BucketLayout) -> None:
+        """Gives a new bucket the residuals of its parameters, wherever they are."""
+        wanted = set(layout.names)
+        for names in [names for names in self._known if wanted.intersection(names)]:
+            self._loose.update(_by_parameter(self._known.pop(names)))
+        found = [slot for slot in layout.slots if slot.name in self._loose]
+        values = []
+        for slot in found:
+            part = self._loose.pop(slot.name)
+            if part.numel() != slot.stop - slot.start:
+                raise ConfigError(
+                    f"the checkpoint's residual of {slot.name} has {part.numel()} elements, the "
+                    f"parameter {slot.stop - slot.start}: load a checkpoint of the same model"
+                )
+            values.append(part)
+        if found:
+            ranges = tuple((slot.start, slot.stop) for slot in found)
+            self._known[layout.names] = _Residual(layout, ranges, torch.cat(values))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Flat residuals by parameter name; parameters that owe nothing are left out."""
+        state = dict(self._loose)
+        for residual in self._known.values():
+            state.update(_by_parameter(residual))
+        return {name: part.clone() for name, part in sorted(state.items())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replaces all residuals; ConfigError when `state` is none."""
+        if not all(isinstance(part, torch.Tensor) for part in state.values()):
+            raise ConfigError("the residuals of the checkpoint are no tensors: is it damaged?")
+        self._known.clear()
+        self._new.clear()
+        self._loose = {
+            name: part.detach().cpu().reshape(-1).clone() for name, part in state.items()
+        }
+
+
+def _widened(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """(`tensor` in a dtype that numpy has and that does not underflow, whether it is itself)."""
+    if tensor.dtype in (torch.float32, torch.float64):
+        return tensor.detach(), True
+    return tensor.detach().float(), False
+
+
+def _by_parameter(residual: _Residual) -> dict[str, torch.Tensor]:
+    """Dense residuals of the parameters that owe anything."""
+    dense = torch.zeros(residual.layout.numel, dtype=residual.values.dtype)
+    place = 0
+    for start, stop in residual.ranges:
+        dense[start:stop] = residual.values[place : place + stop - start]
+        place += stop - start
+    parts = {slot.name: dense[slot.start : slot.stop] for slot in residual.layout.slots}
+    return {name: part for name, part in parts.items() if bool(part.any())}

@@ -1,0 +1,112 @@
+"""Residuals and layouts by themselves, without a network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dblp.errors import ConfigError
+from dblp.torch.feedback import ErrorFeedback
+from dblp.torch.layout import BucketLayout, Slot, check_patterns, subtract
+
+LAYOUT = BucketLayout((Slot("a", 0, 4), Slot("b", 4, 10)))
+
+
+def owing(scale: float = 1.0, dtype: torch.dtype = torch.float32) -> ErrorFeedback:
+    """Elements 2, 3 and 8 of 0 … 9 were not delivered."""
+    feedback = ErrorFeedback()
+    sent = (torch.arange(10.0) * scale).to(dtype)
+    feedback.capture(sent, LAYOUT, ((2, 4), (8, 9)), scale=scale)
+    return feedback
+
+
+def added(
+    feedback: ErrorFeedback, scale: float = 1.0, layout: BucketLayout = LAYOUT
+) -> list[float]:
+    gradient = torch.zeros(layout.numel)
+    feedback.add_to(gradient, layout, scale=scale)
+    return gradient.tolist()
+
+
+OWED = [0.0, 0.0, 2.0, 3.0, 0.0, 0.0, 0.0, 0.0, 8.0, 0.0]
+
+
+def test_what_was_lost_is_added_once_the_step_counts() -> None:
+    feedback = owing()
+    assert added(feedback) == [0.0] * 10
+    feedback.commit()
+    assert added(feedback) == OWED
+    assert added(feedback) == OWED  # until a later step replaces it
+    feedback.settle(LAYOUT)
+    feedback.commit()
+    assert added(feedback) == [0.0] * 10
+
+
+def test_a_step_that_does_not_count_keeps_what_was_owed() -> None:
+    feedback = owing()
+    feedback.commit()
+    feedback.capture(torch.full((10,), float("nan")), LAYOUT, ((0, 10),))
+    feedback.discard()
+    assert added(feedback) == OWED
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_field_20_residuals_are_kept_without_the_loss_scale(dtype: torch.dtype) -> None:
+    feedback = owing(1024.0, dtype)
+    feedback.commit()
+    assert added(feedback, 8.0) == [8 * value for value in OWED]
+    assert feedback.state_dict()["a"].tolist() == OWED[:4]
+
+
+def test_field_12_residuals_follow_their_parameters_into_other_buckets() -> None:
+    feedback = owing()
+    feedback.commit()
+    assert added(feedback, layout=BucketLayout((Slot("b", 0, 6),))) == OWED[4:]
+    assert added(feedback, layout=BucketLayout((Slot("c", 0, 2), Slot("a", 2, 6)))) == [
+        0.0, 0.0, *OWED[:4]
+    ]  # fmt: skip
+
+
+def test_field_19_residuals_in_a_checkpoint() -> None:
+    feedback, other = owing(), ErrorFeedback()
+    feedback.commit()
+    other.load_state_dict(feedback.state_dict())
+    assert other.state_dict().keys() == {"a", "b"}
+    assert added(other) == OWED
+    other.load_state_dict({"a": torch.ones(3)})
+    with pytest.raises(ConfigError, match="residual of a has 3 elements, the parameter 4"):
+        added(other)
+    with pytest.raises(ConfigError):
+        other.load_state_dict({"a": 3})
+
+
+def test_patterns_name_parameters() -> None:
+    assert LAYOUT.matching(["a"]) == ((0, 4),)
+    assert LAYOUT.matching(["*"]) == ((0, 10),)
+    assert LAYOUT.matching(["c"]) == ()
+    check_patterns(["a", "[ab]"], ["a", "b"])
+    with pytest.raises(ConfigError, match=r"'x\*'.*a, b"):
+        check_patterns(["a", "x*"], ["a", "b"])
+
+
+Runs = st.lists(st.booleans(), min_size=1, max_size=40)
+
+
+def runs_of(flags: list[bool]) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for place, flag in enumerate(flags):
+        if flag and found and found[-1][1] == place:
+            found[-1] = (found[-1][0], place + 1)
+        elif flag:
+            found.append((place, place + 1))
+    return tuple(found)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
+def test_subtracting_ranges(flags: list[tuple[bool, bool]]) -> None:
+    left = subtract(runs_of([a for a, _ in flags]), runs_of([b for _, b in flags]))
+    covered = {place for start, stop in left for place in range(start, stop)}
+    assert covered == {place for place, (a, b) in enumerate(flags) if a and not b}
+    assert all(start < stop for start, stop in left)
