@@ -182,7 +182,6 @@ class MeshOwner:
         self.driver.add(link)
 
     async def _wait_for_others(self, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
         while self.core.error is None and self._admission.absent():
             self._changed.clear()
             try:
@@ -194,7 +193,6 @@ class MeshOwner:
                     f"rank {self._settings.rank} is {self._admission.absent()}, for {limit_s:g} s: "
                     "start them, or raise connect_timeout_s"
                 ) from None
-            assert loop.is_running()
         if self.core.error is not None:
             raise self.core.error
 
