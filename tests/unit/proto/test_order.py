@@ -1,6 +1,7 @@
 """Send orders, and hazard 1: which chunks an early stop drops."""
 
 import math
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_a_large_round_is_ranked_by_block() -> None:
     values = np.zeros((count, 16), np.float32)
     values[6] = 1  # of block 1
     values[-1] = 2  # of the last one
-    expected = Tolerance.of("99.9%")
+    expected = Tolerance.of(Fraction(count - 8, count))
     order = send_order(
         "magnitude", ChunkLayout(values.nbytes, 64), round_id=0, seed=0,
         buffer=values.ravel(), dtype="float32", expected=expected,
