@@ -130,7 +130,7 @@ def _cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """One file: uint8 images (n, 3, 32, 32) and int64 labels (n,)."""
     try:
         with path.open("rb") as file:
-            batch = _ArrayUnpickler(file).load()
+            batch = ArrayUnpickler(file).load()
         images = np.asarray(batch[b"data"], dtype=np.uint8)
         labels = np.asarray(batch[b"labels"], dtype=np.int64)
         if images.shape != (len(labels), 3 * 32 * 32) or len(labels) == 0:
@@ -144,7 +144,7 @@ def _cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(-1, 3, 32, 32), labels
 
 
-class _ArrayUnpickler(pickle.Unpickler):
+class ArrayUnpickler(pickle.Unpickler):
     """Reads dictionaries of arrays and nothing else: a pickle can otherwise run any code."""
 
     _ALLOWED = frozenset(
