@@ -27,6 +27,8 @@ class Study:
     """"train" or "traffic"."""
     settings: tuple[Setting, ...]
     bursts: int = 0
+    smoke: tuple[str, ...] = ()
+    """Names of the settings that the smallest scale has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +77,7 @@ def _phase_drop() -> Experiment:
     """Fig. 1.  Drops are tolerances that a schedule sets; a random order makes them random."""
 
     def drop(name: str, label: str, *schedule: tuple[float, str]) -> Setting:
-        return Setting(
-            name=name, label=label, policy="schedule", schedule=schedule, order="random"
-        )
+        return Setting(name=name, label=label, policy="schedule", schedule=schedule, order="random")
 
     settings = [replace(EXACT, name="none", label="no drop", order="random")]
     for share in ("40%", "80%"):
@@ -90,7 +90,7 @@ def _phase_drop() -> Experiment:
         name="phase-drop",
         title="Drops in the early phase against drops later",
         shows="Fig. 1: does it matter when gradients are lost?",
-        studies=(Study(kind="train", settings=tuple(settings)),),
+        studies=(Study(kind="train", settings=tuple(settings), smoke=("none", "early-80")),),
     )
 
 
@@ -99,12 +99,23 @@ def _model(name: str, title: str, shows: str, bursts: int) -> Experiment:
     traffic of the real model's size."""
     pair = paper_pair(LOW.get(name, "0.8%"), HIGH.get(name, "40.8%"))
     ours, best = our_pair(LOW.get(name, "0.8%"), HIGH.get(name, "40.8%"))
-    studies = [Study(kind="train", settings=(EXACT, *pair, ours, best, GLOO))]
+    studies = [
+        Study(
+            kind="train",
+            settings=(EXACT, *pair, ours, best, GLOO),
+            smoke=("exact", "paper", "best"),
+        )
+    ]
     if bursts:
         studies.append(Study(kind="train", settings=(*pair, ours), bursts=bursts))
     studies += [
         Study(kind="traffic", settings=(*pair, ours, GLOO)),
-        Study(kind="traffic", settings=(*pair, ours), bursts=bursts or 2),
+        Study(
+            kind="traffic",
+            settings=(*pair, ours),
+            bursts=bursts or 2,
+            smoke=("baseline", "paper"),
+        ),
     ]
     return Experiment(name=name, title=title, shows=shows, studies=tuple(studies))
 
@@ -129,7 +140,9 @@ def _sensitivity() -> Experiment:
         name="sensitivity",
         title="How much P_high, η and the interval matter",
         shows="Section VI-C leaves it to future work.",
-        studies=(Study(kind="train", settings=tuple(settings)),),
+        studies=(
+            Study(kind="train", settings=tuple(settings), smoke=("exact", "high-80", "eta-0.1")),
+        ),
     )
 
 
@@ -145,13 +158,23 @@ def _ablation() -> Experiment:
                 name = f"{order}{'-feedback' if residual else ''}-{rule}"
                 label = f"{order}{', feedback' if residual else ''}, ÷ {rule}"
                 settings.append(
-                    replace(base, name=name, label=label.replace("÷ zero", "÷ N"), order=order,
-                            rule=rule, residual=residual)  # fmt: skip
+                    replace(
+                        base,
+                        name=name,
+                        label=label.replace("÷ zero", "÷ N"),
+                        order=order,
+                        rule=rule,
+                        residual=residual,
+                    )  # fmt: skip
                 )
     magnitude = replace(base, order="magnitude", residual=True)
     settings += [
-        replace(magnitude, name=f"down-{down}", label=f"magnitude, feedback, {down} downlink",
-                downlink=down)  # fmt: skip
+        replace(
+            magnitude,
+            name=f"down-{down}",
+            label=f"magnitude, feedback, {down} downlink",
+            downlink=down,
+        )  # fmt: skip
         for down in ("common", "lossy")
     ]
     server = replace(base, transport="server", order="magnitude")
@@ -163,7 +186,13 @@ def _ablation() -> Experiment:
         name="ablation",
         title=f"Order, missing rule, feedback, downlink and norm source at P_high {BEST_HIGH}",
         shows="Which of our extensions help.",
-        studies=(Study(kind="train", settings=tuple(settings)),),
+        studies=(
+            Study(
+                kind="train",
+                settings=tuple(settings),
+                smoke=("exact", "magnitude-feedback-zero", "norm-received"),
+            ),
+        ),
     )
 
 
@@ -195,7 +224,7 @@ def experiment_of(name: str) -> Experiment:
 def cells_of(experiment: Experiment, scale: Scale, seeds: int) -> list[Cell]:
     """All cells, seed after seed, so that an interrupted run has whole comparisons.
 
-    At `smoke` only the first and the third setting of each study, with two workers.
+    At `smoke` a few settings, with two workers.
     """
     if scale not in SCALES:
         raise ConfigError(f"--scale is {scale!r}: choose one of {', '.join(SCALES)}")
@@ -212,7 +241,8 @@ def cells_of(experiment: Experiment, scale: Scale, seeds: int) -> list[Cell]:
         )
         for seed in range(1, seeds + 1)
         for study in experiment.studies
-        for setting in (study.settings[:3:2] if scale == "smoke" else study.settings)
+        for setting in study.settings
+        if scale != "smoke" or setting.name in study.smoke
     ]
 
 

@@ -61,9 +61,7 @@ def connect(
 class DBLPLink:
     """As users have it: `dblp.torch.GradientExchange`, with a parameter server or a mesh."""
 
-    def __init__(
-        self, assignment: Assignment, named: Iterable[tuple[str, torch.Tensor]]
-    ) -> None:
+    def __init__(self, assignment: Assignment, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         setting = assignment.cell.setting
         options: dict[str, Any] = {
             "config": assignment.config,

@@ -52,9 +52,7 @@ def run_cells(
     return made
 
 
-def run_cell(
-    cell: Cell, steps: int, store: Store, data: str | None, on_step: OnStep
-) -> CellResult:
+def run_cell(cell: Cell, steps: int, store: Store, data: str | None, on_step: OnStep) -> CellResult:
     """One training, or one stretch of traffic; its processes are gone afterwards."""
     logs = store.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
