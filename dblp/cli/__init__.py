@@ -24,7 +24,9 @@ EPILOG = """
 
 [cyan]dblp bench[/cyan]     how fast do gradients travel between two hosts?
 
-[cyan]dblp experiment[/cyan]  repeat the paper's evaluation; [cyan]dblp report[/cyan] makes a page of it
+[cyan]dblp experiment[/cyan]  repeat a part of the paper's evaluation
+
+[cyan]dblp report[/cyan]    make a page of what experiments have found
 
 Each command explains itself: [cyan]dblp demo --help[/cyan].
 """

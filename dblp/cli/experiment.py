@@ -100,20 +100,22 @@ def _run(
 ) -> None:
     from ..experiments.runner import run_cells
     from ..experiments.store import RunInfo, Store, commit, describe_machine
+    from ..experiments.tasks import describe_data
 
     store = Store(folder)
+    finished = sum(store.is_finished(cell) for cell in cells)
     store.open(
         RunInfo(
             experiment=name,
             scale=scale,
             seeds=seeds,
+            data=describe_data(cells, data) if finished < len(cells) else "",
             command=shlex.join(["dblp", *sys.argv[1:]]),
             commit=commit(),
             machine=describe_machine(),
             cells=tuple(cell.key for cell in cells),
         )
     )
-    finished = sum(store.is_finished(cell) for cell in cells)
     console = Console()
     try:
         with _progress(console) as progress:

@@ -165,7 +165,7 @@ def _ablation() -> Experiment:
                         order=order,
                         rule=rule,
                         residual=residual,
-                    )  # fmt: skip
+                    )
                 )
     magnitude = replace(base, order="magnitude", residual=True)
     settings += [
@@ -174,7 +174,7 @@ def _ablation() -> Experiment:
             name=f"down-{down}",
             label=f"magnitude, feedback, {down} downlink",
             downlink=down,
-        )  # fmt: skip
+        )
         for down in ("common", "lossy")
     ]
     server = replace(base, transport="server", order="magnitude")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .charts import Series, line_chart
 from .measures import Column, best_value, detections, reaches
@@ -48,10 +48,7 @@ def reference_of(columns: Sequence[Column]) -> Column | None:
 
 def in_units(column: Column, spread: Spread) -> str:
     """A score or a difference of scores as people write it: percent, or perplexity."""
-    if column.metric == "accuracy":
-        scaled = Spread(100 * spread.mean, 100 * spread.deviation, spread.count, 0, 0)
-        return scaled.text("{:.2f}")
-    return spread.text("{:.2f}")
+    return (spread.times(100) if column.metric == "accuracy" else spread).text()
 
 
 def findings(experiment: str, columns: Sequence[Column]) -> list[str]:
@@ -211,10 +208,10 @@ def _critical(info: RunInfo, columns: Sequence[Column]) -> list[Block]:
         rows.append(
             [
                 column.setting.label,
-                column.spread(lambda cell: 100 * _critical_share(cell)).text("{:.0f}"),
+                column.spread("critical").times(100).text("{:.0f}"),
                 counted["norm"].text("{:.1f}"),
                 counted["mean_norm"].text("{:.1f}"),
-                column.spread(lambda cell: 100 * _saved(cell)).text("{:.0f}"),
+                column.spread(_saved).times(100).text("{:.0f}"),
             ]
         )
     names = ["", "critical steps, %", "Eq. 1 on the norm as sent", "on the mean received",
@@ -247,12 +244,8 @@ def _critical(info: RunInfo, columns: Sequence[Column]) -> list[Block]:
     ]
 
 
-def _firings(norms: str, interval: int):  # type: ignore[no-untyped-def]
+def _firings(norms: str, interval: int) -> Callable[[CellResult], float]:
     return lambda cell: float(len(detections(cell, norms, interval)))
-
-
-def _critical_share(cell: CellResult) -> float:
-    return sum(map(bool, cell.steps["critical"])) / cell.rounds
 
 
 def _saved(cell: CellResult) -> float:

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ..demo.data import ArrayUnpickler, Dataset, cifar10
+from ..demo.data import ArrayUnpickler, Dataset, Part, cifar10_arrays
 from ..demo.data import digits as small_digits
 from ..errors import ConfigError
 from .settings import Workload
 
-__all__ = ["images"]
+__all__ = ["SOURCES", "describe_images", "images", "require_directory"]
 
 CIFAR_100_FOLDER = "cifar-100-python"
 
@@ -27,19 +27,30 @@ def images(workload: Workload, data: str | None) -> Dataset:
     Raises:
         ConfigError: they are missing or cannot be read, with where to get them.
     """
-    if workload.data == "digits":
-        found = _large_digits()
-    else:
-        folder = require_directory(data, workload.data)
-        found = _cifar_100(folder) if workload.data == "cifar100" else cifar10(folder)
-    train = slice(workload.samples)
-    test = slice(workload.test_samples)
+    train, test = _arrays(workload, data)
     return Dataset.of(
         workload.data,
-        (found.train_images[train].numpy(), found.train_labels[train].numpy()),
-        (found.test_images[test].numpy(), found.test_labels[test].numpy()),
+        (train[0][: workload.samples], train[1][: workload.samples]),
+        (test[0][: workload.test_samples], test[1][: workload.test_samples]),
         augment=workload.augment,
     )
+
+
+def _arrays(workload: Workload, data: str | None) -> tuple[Part, Part]:
+    if workload.data == "digits":
+        return _large_digits()
+    folder = require_directory(data, workload.data)
+    return _cifar_100(folder) if workload.data == "cifar100" else cifar10_arrays(folder)
+
+
+def describe_images(workload: Workload, data: str | None) -> str:
+    """What the images are, in words: a copy with fewer colours is not what was published."""
+    (pixels, labels), (_, test_labels) = _arrays(workload, data)
+    levels = np.count_nonzero(np.bincount(pixels[:1000].ravel(), minlength=256))
+    rounded = ""
+    if workload.data != "digits" and levels < 256:
+        rounded = f", colours rounded to {levels} levels in this copy"
+    return f"{workload.data}, {len(labels):,} + {len(test_labels):,} images{rounded}"
 
 
 SOURCES = {
@@ -66,18 +77,16 @@ def require_directory(data: str | None, name: str) -> Path:
     return folder
 
 
-def _cifar_100(directory: Path) -> Dataset:
+def _cifar_100(directory: Path) -> tuple[Part, Part]:
     nested = directory / CIFAR_100_FOLDER
     root = nested if nested.is_dir() else directory
     missing = [part for part in ("train", "test") if not (root / part).is_file()]
     if missing:
         raise ConfigError(f"{root} lacks {', '.join(missing)}: {SOURCES['cifar100']}")
-    return Dataset.of(
-        "cifar100", _fine(root / "train"), _fine(root / "test"), augment=False
-    )  # fmt: skip
+    return _fine(root / "train"), _fine(root / "test")
 
 
-def _fine(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _fine(path: Path) -> Part:
     """One file: uint8 images (n, 3, 32, 32) and the fine labels, int64 (n,)."""
     try:
         with path.open("rb") as file:
@@ -95,7 +104,7 @@ def _fine(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return pixels.reshape(-1, 3, 32, 32), labels
 
 
-def _large_digits() -> Dataset:
+def _large_digits() -> tuple[Part, Part]:
     """The 8×8 digits as 32×32 pixels in three channels, for models that expect such images."""
     small = small_digits()
 
@@ -103,9 +112,7 @@ def _large_digits() -> Dataset:
         large = functional.interpolate(pixels.float(), scale_factor=4, mode="nearest")
         return large.to(torch.uint8).expand(-1, 3, -1, -1).contiguous().numpy()
 
-    return Dataset.of(
-        "digits",
+    return (
         (enlarged(small.train_images), small.train_labels.numpy()),
         (enlarged(small.test_images), small.test_labels.numpy()),
-        augment=False,
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from .charts import Series, bar_chart, line_chart
-from .measures import Column, burst_sends, columns_of
+from .measures import Column, Measure, burst_sends, columns_of
 from .page import Block, Figure, Heading, Table, Text
 from .paper import PAPER, PaperFigures
 from .statistics import Spread, ratios, spread_of
@@ -68,7 +68,9 @@ def _burst_table(by_name: dict[tuple[str, bool], Column], figures: PaperFigures 
     return Table("Tables II and III of this run, and the paper's", [*names, "paper"], rows)
 
 
-def _ratio_row(label, baseline, sides, measure, paper):  # type: ignore[no-untyped-def]
+def _ratio_row(
+    label: str, baseline: Column, sides: Sequence[Column], measure: Measure, paper: float | None
+) -> list[str]:
     base = baseline.by_seed(measure)
     row = [label, _milliseconds(spread_of(base.values()))]
     for side in sides:
@@ -77,13 +79,12 @@ def _ratio_row(label, baseline, sides, measure, paper):  # type: ignore[no-untyp
     return [*row, "–" if paper is None else f"{paper:.2f}×"]
 
 
-def _nth_burst(place: int):  # type: ignore[no-untyped-def]
+def _nth_burst(place: int) -> Measure:
     return lambda cell: burst_sends(cell)[place]
 
 
 def _milliseconds(spread: Spread) -> str:
-    pattern = "{:.1f}" if spread.mean < 0.1 else "{:.0f}"
-    return Spread(1e3 * spread.mean, 1e3 * spread.deviation, spread.count, 0, 0).text(pattern)
+    return spread.times(1e3).text("{:.1f}" if spread.mean < 0.1 else "{:.0f}")
 
 
 def _pictures(info: RunInfo, by_name: dict[tuple[str, bool], Column]) -> list[Block]:
@@ -132,10 +133,8 @@ def _rounds(columns: Sequence[Column]) -> list[Block]:
             column.setting.label,
             _milliseconds(column.spread("p50_send_s")),
             _milliseconds(column.spread("mean_exchange_s")),
-            column.spread(lambda cell: 1e-6 * sum(cell.steps["bytes_up"]) / cell.rounds).text(),
-            column.spread(lambda cell: 100 * math.fsum(cell.steps["delivered"]) / cell.rounds).text(
-                "{:.1f}"
-            ),
+            column.spread("mean_bytes_up").times(1e-6).text(),
+            column.spread("delivered").times(100).text("{:.1f}"),
         ]
         for column in columns
         if not column.bursts

@@ -124,8 +124,9 @@ class GlooLink:
     def exchange(self) -> Passage:
         """Over TCP; bytes are those of a ring, without headers and retransmissions."""
         began = time.perf_counter()
-        dist.all_reduce(self._flat)
-        self._flat /= dist.get_world_size()
+        here = self._flat.cpu()  # gloo need not know CUDA; on the CPU this is the buffer itself
+        dist.all_reduce(here)
+        self._flat.copy_(here.div_(dist.get_world_size()))
         elapsed_s = time.perf_counter() - began
         world = dist.get_world_size()
         payload = self._flat.numel() * self._flat.element_size() * (world - 1) / world

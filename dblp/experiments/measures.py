@@ -10,7 +10,7 @@ from .settings import Setting, Workload
 from .statistics import Spread, quantile, spread_of
 from .store import CellResult
 
-__all__ = ["MEASURES", "Column", "best_value", "columns_of", "detections", "reaches"]
+__all__ = ["MEASURES", "Column", "Measure", "best_value", "columns_of", "detections", "reaches"]
 
 ETA = 0.5
 """Eq. 1's threshold in the paper, for the question what would have been detected."""
@@ -27,6 +27,9 @@ def total_bytes(result: CellResult, steps: int | None = None) -> float:
     return float(sum(up[:steps]) + sum(down[:steps]))
 
 
+Measure = str | Callable[[CellResult], float]
+"""A number of a cell: a key of `MEASURES`, or a function."""
+
 MEASURES: dict[str, Callable[[CellResult], float]] = {
     "score": lambda result: result.scores[-1]["value"] if result.scores else math.nan,
     "train_s": lambda result: math.fsum(result.steps["step_s"]),
@@ -36,6 +39,7 @@ MEASURES: dict[str, Callable[[CellResult], float]] = {
     "mean_exchange_s": lambda result: math.fsum(result.steps["exchange_s"]) / result.rounds,
     "exchange_s": lambda result: math.fsum(result.steps["exchange_s"]),
     "bytes": total_bytes,
+    "mean_bytes_up": lambda result: math.fsum(result.steps["bytes_up"]) / result.rounds,
     "delivered": lambda result: math.fsum(result.steps["delivered"]) / result.rounds,
     "critical": lambda result: sum(map(bool, result.steps["critical"])) / result.rounds,
     "drift": lambda result: result.drift,
@@ -75,12 +79,12 @@ class Column:
         """Whether nothing was learned."""
         return self.cells[0].cell.kind == "traffic"
 
-    def by_seed(self, measure: str | Callable[[CellResult], float]) -> dict[int, float]:
+    def by_seed(self, measure: Measure) -> dict[int, float]:
         """One number per seed."""
         function = MEASURES[measure] if isinstance(measure, str) else measure
         return {result.cell.seed: function(result) for result in self.cells}
 
-    def spread(self, measure: str | Callable[[CellResult], float]) -> Spread:
+    def spread(self, measure: Measure) -> Spread:
         """Over the seeds."""
         return spread_of(self.by_seed(measure).values())
 

@@ -18,7 +18,7 @@ __all__ = ["MODELS", "build"]
 
 ALEXNET_WIDTHS = {"paper": (64, 192, 384, 256, 256, 4096), "small": (32, 64, 96, 64, 64, 256)}
 DENSENETS = {"paper": (32, (6, 12, 32, 32), 1), "small": (12, (3, 3, 3), 2)}
-"""Growth, layers per block, first stride; DenseNet-169 as published, but for images of 32 pixels."""
+"""Growth, layers per block, first stride; DenseNet-169 as published, but for 32×32 pixels."""
 
 GPT2_SIZES = {
     "paper": {"n_layer": 12, "n_head": 12, "n_embd": 768},

@@ -88,8 +88,8 @@ def _origin(info: RunInfo, columns: dict[str, Column]) -> list[Block]:
         f"Commit: {', '.join(commits) or info.commit}",
         f"Machine: {machine.get('processor', '?')}, {machine.get('cores', '?')} cores, "
         f"{machine.get('system', '?')}; network: {machine.get('network', '?')}; Python "
-        f"{machine.get('python', '?')}, torch {machine.get('torch', '?')}, {machine.get('fastpath')}"
-        " fast path",
+        f"{machine.get('python', '?')}, torch {machine.get('torch', '?')}, "
+        f"{machine.get('fastpath', '?')} fast path",
     ]
     if info.data:
         items.append(f"Data: {info.data}")
@@ -104,11 +104,11 @@ def _all_cells(columns: Sequence[Column]) -> list[Block]:
             "traffic" if column.is_traffic else "training",
             str(len(column.cells)),
             column.spread("train_s").text("{:.1f}"),
-            column.spread(lambda cell: 1e3 * _measure(cell, "mean_send_s")).text("{:.1f}"),
-            column.spread(lambda cell: 1e3 * _measure(cell, "tail_send_s")).text("{:.1f}"),
-            column.spread(lambda cell: 1e-6 * _measure(cell, "bytes")).text("{:.0f}"),
-            column.spread(lambda cell: 100 * _measure(cell, "delivered")).text("{:.1f}"),
-            column.spread(lambda cell: 100 * _measure(cell, "critical")).text("{:.0f}"),
+            column.spread("mean_send_s").times(1e3).text("{:.1f}"),
+            column.spread("tail_send_s").times(1e3).text("{:.1f}"),
+            column.spread("bytes").times(1e-6).text("{:.0f}"),
+            column.spread("delivered").times(100).text("{:.1f}"),
+            column.spread("critical").times(100).text("{:.0f}"),
             column.spread("drift").text("{:.2g}"),
         ]
         for column in columns
@@ -116,12 +116,6 @@ def _all_cells(columns: Sequence[Column]) -> list[Block]:
     names = ["", "kind", "n", "time s", "send ms", "tail ms", "MB", "delivered %", "critical %",
              "drift"]  # fmt: skip
     return [Heading("Everything that was measured", 3), Table("All settings", names, rows)]
-
-
-def _measure(cell: object, name: str) -> float:
-    from .measures import MEASURES
-
-    return MEASURES[name](cell)  # type: ignore[arg-type]
 
 
 def _burst_words(column: Column) -> str:

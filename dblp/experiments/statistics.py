@@ -20,6 +20,13 @@ class Spread:
     low: float
     high: float
 
+    def times(self, factor: float) -> Spread:
+        """In another unit; `factor` is above 0."""
+        return Spread(
+            factor * self.mean, factor * self.deviation, self.count, factor * self.low,
+            factor * self.high,
+        )  # fmt: skip
+
     def text(self, pattern: str = "{:.2f}") -> str:
         """Such as "70.5 ± 0.8"."""
         if self.count == 0:

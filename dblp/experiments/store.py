@@ -89,6 +89,7 @@ class Store:
                     f"--out {self.folder} has results of {found.experiment} --scale {found.scale}:"
                     " choose another directory"
                 )
+            info = dataclasses.replace(info, data=info.data or found.data)
         self.write(self.folder / RUN_FILE, dataclasses.asdict(info))
 
     def info(self) -> RunInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -11,14 +12,16 @@ from torch.nn import functional
 
 from ..demo.data import Dataset
 from ..demo.trainer import random_crops
-from .images import images
+from .images import describe_images, images
 from .models import build
 from .settings import Cell
 from .text import text
 
-__all__ = ["Task", "task_of"]
+__all__ = ["Task", "describe_data", "steps_of", "task_of"]
 
 EVALUATION_BATCH = 250
+
+CPU = torch.device("cpu")
 
 
 class Task(Protocol):
@@ -43,11 +46,11 @@ class ImageTask:
 
     metric = "accuracy"
 
-    def __init__(self, cell: Cell, dataset: Dataset, rank: int) -> None:
-        self._cell, self._dataset, self._rank = cell, dataset, rank
+    def __init__(self, cell: Cell, dataset: Dataset, rank: int, device: torch.device = CPU) -> None:
+        self._cell, self._dataset, self._rank, self._device = cell, dataset, rank, device
         workload = cell.workload
         classes = int(dataset.train_labels.max()) + 1
-        self._model = build(workload.model, classes, workload.size, cell.seed)
+        self._model = build(workload.model, classes, workload.size, cell.seed).to(device)
         self.steps_per_epoch = len(dataset.train_labels) // workload.batch
         self._order = torch.Generator().manual_seed(cell.seed)  # the same on all ranks …
         self._crops = torch.Generator().manual_seed(cell.seed * 1000 + rank)  # … and its own
@@ -71,8 +74,8 @@ class ImageTask:
             inputs = random_crops(inputs, self._crops)
         self._model.train()
         loss = functional.cross_entropy(
-            self._model(inputs),
-            self._dataset.train_labels[shard],
+            self._model(inputs.to(self._device)),
+            self._dataset.train_labels[shard].to(self._device),
             reduction="sum",
             label_smoothing=workload.label_smoothing,
         )
@@ -91,8 +94,8 @@ class ImageTask:
         hits = 0
         for first in range(0, len(labels), EVALUATION_BATCH):
             part = slice(first, first + EVALUATION_BATCH)
-            guesses = self._model(dataset.normalised(pixels[part])).argmax(1)
-            hits += int((guesses == labels[part]).sum())
+            inputs = dataset.normalised(pixels[part]).to(self._device)
+            hits += int((self._model(inputs).argmax(1).cpu() == labels[part]).sum())
         return float(hits), float(len(labels))
 
 
@@ -101,11 +104,11 @@ class TextTask:
 
     metric = "perplexity"
 
-    def __init__(self, cell: Cell, data: str | None, rank: int) -> None:
-        self._cell, self._rank = cell, rank
+    def __init__(self, cell: Cell, data: str | None, rank: int, device: torch.device = CPU) -> None:
+        self._cell, self._rank, self._device = cell, rank, device
         workload = cell.workload
         found = text(workload, data)
-        self._model = build(workload.model, found.vocabulary, workload.size, cell.seed)
+        self._model = build(workload.model, found.vocabulary, workload.size, cell.seed).to(device)
         self._train, self._test = (
             part[: len(part) // workload.sequence * workload.sequence].view(-1, workload.sequence)
             for part in (found.train, found.test)
@@ -127,6 +130,7 @@ class TextTask:
             self._shuffled = torch.randperm(len(self._train), generator=self._order)
         first = place * batch
         rows = self._train[self._shuffled[first + self._rank : first + batch : world]]
+        rows = rows.to(self._device)
         self._model.train()
         loss: torch.Tensor = self._model(input_ids=rows, labels=rows).loss
         torch.autograd.backward(loss)
@@ -137,7 +141,8 @@ class TextTask:
         """Nats of the predicted tokens."""
         self._model.eval()
         nats, count = 0.0, 0
-        for rows in self._test[self._rank :: self._cell.workers].split(16):
+        for part in self._test[self._rank :: self._cell.workers].split(16):
+            rows = part.to(self._device)
             tokens = rows.numel() - len(rows)  # the first of a sequence is not predicted
             nats += self._model(input_ids=rows, labels=rows).loss.item() * tokens
             count += tokens
@@ -180,12 +185,18 @@ class TrafficTask:
 
 
 def task_of(cell: Cell, data: str | None, rank: int) -> Task:
-    """The task of a rank; ConfigError where data is missing."""
+    """The task of a rank; ConfigError where data is missing.
+
+    Models of the paper's size use a GPU where there is one; ranks share those there are.
+    """
+    device = CPU
+    if cell.workload.size == "paper" and torch.cuda.is_available():
+        device = torch.device("cuda", rank % torch.cuda.device_count())
     if cell.kind == "traffic":
         return TrafficTask(cell, rank)
     if cell.workload.data in ("wikitext2", "source"):
-        return TextTask(cell, data, rank)
-    return ImageTask(cell, images(cell.workload, data), rank)
+        return TextTask(cell, data, rank, device)
+    return ImageTask(cell, images(cell.workload, data), rank, device)
 
 
 def steps_of(cell: Cell, data: str | None) -> int:
@@ -198,3 +209,14 @@ def steps_of(cell: Cell, data: str | None) -> int:
     else:
         count = len(images(workload, data).train_labels)
     return count // workload.batch * workload.epochs
+
+
+def describe_data(cells: Sequence[Cell], data: str | None) -> str:
+    """What the cells train on, in words; ConfigError where it is missing."""
+    workload = next((cell.workload for cell in cells if cell.kind == "train"), None)
+    if workload is None:
+        return ""
+    if workload.data in ("wikitext2", "source"):
+        found = text(workload, data)
+        return f"{workload.data}, {found.vocabulary:,} different tokens"
+    return describe_images(workload, data)

@@ -71,7 +71,8 @@ def run_rank(assignment: Assignment, task: Task, emit: Emit) -> dict[str, Any] |
 
 def flat_gradient(parameters: list[torch.Tensor]) -> torch.Tensor:
     """Makes every `.grad` a view into one float32 buffer, which it returns."""
-    flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
+    size = sum(parameter.numel() for parameter in parameters)
+    flat = torch.zeros(size, device=parameters[0].device)
     start = 0
     for parameter in parameters:
         stop = start + parameter.numel()
@@ -119,7 +120,7 @@ def _drift(named: list[tuple[str, torch.Tensor]]) -> float:
     """Largest absolute difference of any parameter between two replicas."""
     largest = 0.0
     for _, parameter in named:
-        high, low = parameter.detach().clone(), parameter.detach().clone()
+        high, low = parameter.detach().cpu().clone(), parameter.detach().cpu().clone()
         dist.all_reduce(high, dist.ReduceOp.MAX)
         dist.all_reduce(low, dist.ReduceOp.MIN)
         largest = max(largest, float((high - low).max()))

@@ -38,7 +38,8 @@ MATRIX: dict[str, set[str]] = {
     "aio": BASE | {"collective"},
     "torch": BASE | {"phase", "core", "io", "collective", "metrics", "public"},
     "demo": BASE | {"phase", "core", "io", "collective", "metrics", "public", "torch"},
-    "experiments": BASE | {"phase", "core", "io", "collective", "metrics", "public", "torch", "demo"},
+    "experiments": BASE
+    | {"phase", "core", "io", "collective", "metrics", "public", "torch", "demo"},
     "cli": BASE
     | {"phase", "io", "collective", "metrics", "public", "sim", "demo", "torch", "experiments"},
 }
