@@ -37,6 +37,8 @@ class _Axis:
     start: float
     stop: float
     log: bool = False
+    whole: bool = False
+    """Ticks at whole numbers only: nobody ran half an epoch."""
 
     def place(self, value: float) -> float:
         if self.log:
@@ -49,13 +51,16 @@ class _Axis:
 
     def ticks(self) -> list[float]:
         if self.log:
-            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-            return [10.0**power for power in range(first, last + 1)]
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            ticks = [f * 10.0**power for power in range(first, last + 1) for f in (1, 2, 5)]
+            seen = [tick for tick in ticks if self.low <= tick <= self.high]
+            return seen if len(seen) <= 6 else [10.0**power for power in range(first + 1, last)]
         step = 10 ** math.floor(math.log10((self.high - self.low) / 2 or 1.0))
         for factor in (1, 2, 5, 10):
             if (self.high - self.low) / (step * factor) <= 6:
                 step *= factor
                 break
+        step = max(step, 1.0) if self.whole else step
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
@@ -69,7 +74,8 @@ def _axis(values: Sequence[float], start: float, stop: float, *, log: bool, zero
     if zero:
         low = min(low, 0.0)
     margin = (high - low) * 0.04 or abs(high) * 0.1 or 1.0
-    return _Axis(low if zero else low - margin, high + margin, start, stop)
+    whole = all(float(value).is_integer() for value in finite)
+    return _Axis(low if zero else low - margin, high + margin, start, stop, whole=whole)
 
 
 def line_chart(
@@ -128,11 +134,15 @@ def bar_chart(
     across = _Axis(0, max(1, len(groups)), LEFT, WIDTH - RIGHT)
     body = _frame(None, up, "", y_label)
     width = 0.8 / max(1, len(bars))
+    size = 11 if len(groups) <= 3 else 8
     for place, group in enumerate(groups):
-        body.append(
-            f'<text x="{across.place(place + 0.5):.1f}" y="{TOP + PLOT_HEIGHT + 14}" '
-            f'text-anchor="middle">{escape(group)}</text>'
-        )
+        middle = f"{across.place(place + 0.5):.1f}"
+        words = [group] if len(groups) <= 3 else group.split()
+        body += [
+            f'<text x="{middle}" y="{TOP + PLOT_HEIGHT + 13 + 11 * line}" font-size="{size}" '
+            f'text-anchor="middle">{escape(word)}</text>'
+            for line, word in enumerate(words)
+        ]
         for number, (_, heights) in enumerate(bars):
             value = heights[place]
             if not math.isfinite(value):
@@ -145,7 +155,7 @@ def bar_chart(
                 f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
                 f'height="{up.place(0) - top:.1f}" fill="{colour}"/>'
                 f'<text x="{(left + right) / 2:.1f}" y="{top - 3:.1f}" '
-                f'text-anchor="middle">{value:.2f}</text>'
+                f'font-size="{size}" text-anchor="middle">{value:.2f}</text>'
             )
     return _svg(body, title, [name for name, _ in bars])
 

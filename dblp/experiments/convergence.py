@@ -34,7 +34,7 @@ def blocks(info: RunInfo, columns: Sequence[Column], figures: PaperFigures | Non
     sentences = findings(info.experiment, calm)
     if sentences:
         found.append(Items(sentences))
-    found += [_curves(info, calm), _scores(columns, figures)]
+    found += [_curves(info, calm), *_sweep(info, calm), _scores(columns, figures)]
     target = _targets(calm)
     if target is not None:
         found.append(target)
@@ -132,10 +132,41 @@ def _curves(info: RunInfo, columns: Sequence[Column]) -> Block:
     name = "Fig. 1" if info.experiment == "phase-drop" else "Fig. 6"
     left = len(columns) - len(lines)
     rest = f" {left} more settings are in the table." if left > 0 else ""
-    label = "test accuracy (%)" if metric == "accuracy" else "perplexity"
+    label = axis_label(metric)
     svg = line_chart(lines, title=name, x_label="epoch", y_label=label, log=metric != "accuracy")
     caption = f"{name} of this run: {label} after each epoch, mean and range of the seeds.{rest}"
     return Figure(f"{info.experiment}-{info.scale}-learning", caption, svg)
+
+
+def _sweep(info: RunInfo, columns: Sequence[Column]) -> list[Block]:
+    """The score over P_high, where an experiment varies it."""
+    swept = [column for column in columns if column.setting.name.startswith("high-")]
+    if len(swept) < 2:
+        return []
+    scale = 100 if swept[0].metric == "accuracy" else 1
+    spreads = [column.spread("score").times(scale) for column in swept]
+    line = Series(
+        name="last epoch",
+        xs=[float(column.setting.high.rstrip("%")) for column in swept],
+        ys=[spread.mean for spread in spreads],
+        low=[spread.low for spread in spreads],
+        high=[spread.high for spread in spreads],
+    )
+    reference = reference_of(columns)
+    lines = [line]
+    if reference is not None:
+        level = reference.spread("score").times(scale).mean
+        lines.append(Series(name=reference.setting.label, xs=line.xs, ys=[level for _ in line.xs]))
+    svg = line_chart(
+        lines, title="P_high", x_label="P_high (%)", y_label=axis_label(swept[0].metric)
+    )
+    caption = "The score over P_high, mean and range of the seeds."
+    return [Figure(f"{info.experiment}-{info.scale}-high", caption, svg)]
+
+
+def axis_label(metric: str) -> str:
+    """Of a vertical axis."""
+    return "test accuracy (%)" if metric == "accuracy" else "perplexity"
 
 
 def _scores(columns: Sequence[Column], figures: PaperFigures | None) -> Block:

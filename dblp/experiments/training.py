@@ -63,7 +63,7 @@ def run_rank(assignment: Assignment, task: Task, emit: Emit) -> dict[str, Any] |
                 emit({"event": "step", "step": step, "loss": loss if loss == loss else None})
             if (step + 1) % task.steps_per_epoch == 0 and task.metric:
                 scores.append({"step": step + 1, "value": _scored(task), "train_s": train_s})
-        drift = _drift(named)
+        drift = _drift(named) if task.metric else 0.0
     finally:
         link.close()
     return _gathered(rows, scores, drift, task.metric)

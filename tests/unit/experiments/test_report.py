@@ -107,6 +107,16 @@ def test_eq_1_on_its_own_tolerance_is_told_from_eq_1_on_the_training(tmp_path: P
     assert row(counted, "DBLP as in the paper")[4] == "40 ± 0"
 
 
+def test_the_score_is_drawn_over_p_high(tmp_path: Path) -> None:
+    stored(tmp_path, "sensitivity", {"high-90": [0.1, 0.1]})
+    write_report(tmp_path)
+    tree = ElementTree.parse(tmp_path / "sensitivity-small-high.svg")
+    swept = tree.findall("{http://www.w3.org/2000/svg}polyline")[0].get("points").split()
+    heights = [float(point.split(",")[1]) for point in swept]
+    assert len(heights) == 8  # 20 … 90 %
+    assert heights[-1] > max(heights[:-1]) + 100  # lower on the page: a worse score
+
+
 def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     store = stored(tmp_path, "phase-drop")
     for key in store.info().cells[3:]:
