@@ -56,9 +56,10 @@ def _burst_table(by_name: dict[tuple[str, bool], Column], figures: PaperFigures 
         rows.append(
             _ratio_row(f"Microburst {place + 1}", baseline, sides, _nth_burst(place), paper)
         )
+    tail, mean = (figures.tail, figures.mean) if figures else (None, None)
     for label, measure, paper in (
-        ("Tail (slowest round)", "tail_send_s", figures and figures.tail),
-        ("Average", "mean_send_s", figures and figures.mean),
+        ("Tail (slowest round)", "tail_send_s", tail),
+        ("Average", "mean_send_s", mean),
         ("Average of the whole exchange", "mean_exchange_s", None),
     ):
         rows.append(_ratio_row(label, baseline, sides, measure, paper))

@@ -31,7 +31,7 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
     """
     stores = find_runs(folder)
     target = folder if out is None else out
-    blocks = [
+    blocks: list[Block] = [
         Heading("DBLP: experiments beside the paper", 1),
         Text(
             "Every number is a mean over seeds ± the sample standard deviation, n the number of "

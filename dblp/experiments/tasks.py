@@ -20,6 +20,7 @@ from .text import text
 __all__ = ["Task", "describe_data", "steps_of", "task_of"]
 
 EVALUATION_BATCH = 250
+EVALUATION_SEQUENCES = 16
 
 CPU = torch.device("cpu")
 
@@ -141,8 +142,9 @@ class TextTask:
         """Nats of the predicted tokens."""
         self._model.eval()
         nats, count = 0.0, 0
-        for part in self._test[self._rank :: self._cell.workers].split(16):
-            rows = part.to(self._device)
+        shard = self._test[self._rank :: self._cell.workers]
+        for first in range(0, len(shard), EVALUATION_SEQUENCES):
+            rows = shard[first : first + EVALUATION_SEQUENCES].to(self._device)
             tokens = rows.numel() - len(rows)  # the first of a sequence is not predicted
             nats += self._model(input_ids=rows, labels=rows).loss.item() * tokens
             count += tokens
