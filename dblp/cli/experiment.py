@@ -120,16 +120,19 @@ def _run(
     try:
         with _progress(console) as progress:
             whole = progress.add_task(name, total=len(cells), completed=finished, loss="cells")
-            tasks: dict[str, TaskID] = {}
+            current: dict[str, TaskID] = {}
+            begun = 0
 
             def on_step(cell: Cell, done: int, steps: int, loss: float | None) -> None:
-                if cell.key not in tasks:
-                    for task in tasks.values():
-                        progress.remove_task(task)
-                    progress.update(whole, completed=finished + len(tasks))
-                    tasks[cell.key] = progress.add_task(f"  {cell.key}", total=steps, loss="")
+                nonlocal begun
+                if cell.key not in current:
+                    while current:
+                        progress.remove_task(current.popitem()[1])
+                    progress.update(whole, completed=finished + begun)
+                    begun += 1
+                    current[cell.key] = progress.add_task(f"  {cell.key}", total=steps, loss="")
                 text = "" if loss is None else f"loss {loss:.3f}"
-                progress.update(tasks[cell.key], completed=done, loss=text)
+                progress.update(current[cell.key], completed=done, loss=text)
 
             made = run_cells(cells, store, data, on_step)
             progress.update(whole, completed=len(cells))

@@ -6,10 +6,13 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from dblp import ConfigError
+from dblp.cli import app
 from dblp.experiments import runner
 from dblp.experiments.catalogue import cells_of, experiment_of
 from dblp.experiments.settings import Cell
@@ -96,6 +99,29 @@ def test_a_directory_belongs_to_one_experiment_and_scale(store: Store) -> None:
     for change in ({"experiment": "gpt2"}, {"scale": "paper"}):
         with pytest.raises(ConfigError, match="has results of phase-drop --scale small"):
             store.open(dataclasses.replace(store.info(), **change))
+
+
+def test_the_command_follows_all_cells_and_goes_on(
+    tmp_path: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = runner.run_cell
+
+    def steps(cell: Cell, count: int, store: Store, data: str | None, on_step: Any) -> object:
+        for step in range(count):
+            on_step(cell, step + 1, count, None if step == 0 else 1.0)
+        return fake(cell, count)
+
+    monkeypatch.setattr(runner, "run_cell", steps)
+    monkeypatch.setattr("dblp.experiments.tasks.describe_data", lambda *_: "made up")
+    monkeypatch.setattr("dblp.cli.experiment._require", lambda *_: None)
+    command = ["experiment", "phase-drop", "--seeds", "2", "--out", str(tmp_path / "o")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "10 cells made, 0 were there" in done.output and ran == [cell.key for cell in CELLS]
+    again = CliRunner().invoke(app, command)
+    assert "0 cells made, 10 were there" in again.output and len(ran) == 10
+    info = Store(tmp_path / "o").info()
+    assert info.data == "made up" and info.seeds == 2
 
 
 def test_results_come_back_as_they_were(store: Store) -> None:
