@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from .. import TransportConfig
+from .. import AdaptiveWindow, FixedRate, TransportConfig
 from ..faults import Impairment
 from .settings import Cell, burst_rounds
 
@@ -44,7 +44,9 @@ class Assignment:
     @property
     def config(self) -> TransportConfig:
         """How bytes travel; equal on all processes."""
+        rate = self.cell.setting.rate_bit_per_s
         return TransportConfig(
+            congestion=AdaptiveWindow() if rate is None else FixedRate(rate),
             order=self.cell.setting.order,
             timeout_s=self.cell.timeout_s,
             connect_timeout_s=START_UP_S,

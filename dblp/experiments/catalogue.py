@@ -19,6 +19,11 @@ BEST_HIGH = "80%"
 """How much our best setting is to tolerate."""
 
 
+DROP_RATE = 150e6
+"""Sending rate of `phase-drop`, in bit/s.  A small gradient sent at full speed would have arrived
+before its STOP could: what may be missing would not be."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """Cells of one kind: every setting with every seed."""
@@ -76,10 +81,12 @@ def our_pair(low: str, high: str) -> tuple[Setting, Setting]:
 def _phase_drop() -> Experiment:
     """Fig. 1.  Drops are tolerances that a schedule sets; a random order makes them random."""
 
-    def drop(name: str, label: str, *schedule: tuple[float, str]) -> Setting:
-        return Setting(name=name, label=label, policy="schedule", schedule=schedule, order="random")
+    none = replace(EXACT, name="none", label="no drop", order="random", rate_bit_per_s=DROP_RATE)
+    settings = [none]
 
-    settings = [replace(EXACT, name="none", label="no drop", order="random")]
+    def drop(name: str, label: str, *schedule: tuple[float, str]) -> Setting:
+        return replace(none, name=name, label=label, policy="schedule", schedule=schedule)
+
     for share in ("40%", "80%"):
         short = share.rstrip("%")
         settings += [

@@ -85,6 +85,8 @@ class Setting:
     """What Eq. 1 looks at, "server" only: "sent", or "received" (paper)."""
     residual: bool = False
     """Error feedback, "mesh" only."""
+    rate_bit_per_s: float | None = None
+    """A fixed sending rate; None: the default congestion control."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -47,8 +47,9 @@ def test_anything_that_decides_the_result_changes_the_digest() -> None:
         cell(bursts=Bursts(count=1)).digest,
         cell(workload=Workload(model="densenet", interval=6)).digest,
         cell(setting=Setting(name="one", label="one", order="random")).digest,
+        cell(setting=Setting(name="one", label="one", rate_bit_per_s=1e8)).digest,
     }
-    assert len(digests) == 5
+    assert len(digests) == 6
 
 
 def test_a_result_of_another_version_is_refused_with_what_to_do() -> None:
