@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -126,3 +128,13 @@ def snmp_table(snmp: str, protocol: str) -> dict[str, int]:
     if len(rows) != 2:
         return {}
     return {name: int(value) for name, value in zip(rows[0], rows[1], strict=True)}
+
+
+def touch_memory(nbytes: int) -> None:
+    """Uses this much memory once, in a process of its own.
+
+    A virtual machine gets a page from its host when it first touches it, at a fraction of the usual
+    speed.  Whichever side of a comparison comes to that memory first would pay for it.
+    """
+    code = "import sys; bytearray(b'x') * int(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(nbytes)], check=False, timeout=120)

@@ -64,38 +64,43 @@ class Deadline:
 
 
 class DeadlineClock:
-    """How long recent rounds took, by stream and size; the state of one session."""
+    """How fast recent rounds were, by stream and size; the state of one session.
+
+    What is remembered is seconds per chunk that was needed: a critical round needs more chunks of
+    the same buffer than the others, and takes longer for it.
+    """
 
     def __init__(self, plan: Deadline | None) -> None:
         self.plan = plan
-        self._times: dict[tuple[int, int], deque[float]] = {}
+        self._paces: dict[tuple[int, int], deque[float]] = {}
 
-    def limit_s(self, stream: int, count: int) -> float | None:
-        """Seconds that a round of `count` chunks has; None: no deadline (yet)."""
+    def limit_s(self, stream: int, count: int, needed: int) -> float | None:
+        """Seconds that a round of `count` chunks has that ends with `needed`; None: no deadline
+        (yet)."""
         plan = self.plan
         if plan is None:
             return None
         if plan.seconds is not None:
             return plan.seconds
-        times = self._times.get((stream, count))
-        if times is None or len(times) < plan.warm_up:
+        paces = self._paces.get((stream, count))
+        if paces is None or len(paces) < plan.warm_up:
             return None
-        return plan.factor * statistics.median(times)
+        return plan.factor * statistics.median(paces) * needed
 
     def usual_s(self, limit_s: float) -> float:
         """What rounds with this limit usually take, in seconds; a fixed limit says nothing else."""
         assert self.plan is not None
         return limit_s if self.plan.seconds is not None else limit_s / self.plan.factor
 
-    def observe(self, stream: int, count: int, elapsed_s: float, *, share: float = 1.0) -> None:
-        """A round took `elapsed_s`; share: how much of what it wanted had arrived (below 1 only at
-        a deadline), so that a path that has become slower for good is noticed."""
-        if self.plan is None or self.plan.seconds is not None:
+    def observe(self, stream: int, count: int, elapsed_s: float, *, needed: int, got: int) -> None:
+        """A round of `count` chunks took `elapsed_s` and ended with `got` of `needed`, fewer only
+        at a deadline, so that a path that has become slower for good is noticed."""
+        if self.plan is None or self.plan.seconds is not None or not needed:
             return
         key = (stream, count)
-        times = self._times.get(key)
-        if times is None:
-            if len(self._times) >= KEYS_MAX:
-                del self._times[next(iter(self._times))]
-            times = self._times[key] = deque(maxlen=self.plan.history)
-        times.append(elapsed_s / max(share, 0.01))
+        paces = self._paces.get(key)
+        if paces is None:
+            if len(self._paces) >= KEYS_MAX:
+                del self._paces[next(iter(self._paces))]
+            paces = self._paces[key] = deque(maxlen=self.plan.history)
+        paces.append(elapsed_s / min(max(got, needed / 100), needed))

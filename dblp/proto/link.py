@@ -13,6 +13,7 @@ from ..stats import counter_deltas
 from ..tolerance import EXACT, Tolerance
 from ..wire import MAX_UDP_CONTROL_BYTES, Frame, encode_frame
 from .events import Event, Path
+from .first_pass import FirstPass
 from .probing import ProbePolicy, RttEstimate
 
 __all__ = ["DatagramHealth", "Link", "Outbox", "RoundLabel", "tolerance_text"]
@@ -137,6 +138,7 @@ class Link:
         "datagrams",
         "deadlines",
         "events",
+        "first_pass",
         "outbox",
         "policy",
         "rtt",
@@ -152,6 +154,7 @@ class Link:
         )
         self.datagrams = DatagramHealth()
         self.deadlines = DeadlineClock(config.deadline)
+        self.first_pass = FirstPass(eager=config.stop == "eager")
         self.events: list[Event] = []
         self._rng = rng
         self._counters = channel.counters()

@@ -271,7 +271,7 @@ class Receiver:
             return
         regime = self._announced_regime() or self.plan.label.regime
         if self.tolerance is not None and not self.tolerance.is_exact and regime != "critical":
-            self._limit.start(self.stream, began=self._started)
+            self._limit.start(self.stream, began=self._started, needed=self._needed)
 
     def _meet_limit(self, now: float) -> None:
         """Takes what is there if it is enough; else what is enough becomes the bound."""
@@ -319,8 +319,9 @@ class Receiver:
         assert 0 <= missing_count <= count - self._needed, "R2: STOP below the bound"
         self._let_go()
         if self.tolerance is not None and self._started is not None and count:
+            needed = self.tolerance.needed(count)
             elapsed_s = now - self._started
-            self._limit.remember(self.stream, self.tolerance, self._accepted, elapsed_s)
+            self._limit.remember(self.stream, elapsed_s, needed=needed, got=self._accepted)
         data = encode_ranges(self.bitmap.missing()) if missing_count else b""
         fits = len(data) <= link.fragment_bytes
         late = self._limit.is_past

@@ -153,7 +153,8 @@ class Sender:
             self._link.channel.follow(self.slot, self.plan.reducer)
         elif self.plan.order is not None:
             self._order = self.plan.order(exact)
-            self._link.channel.queue(self.slot, self._order)
+            length = self._link.first_pass.chunks(self.plan.tolerance, self.layout.count)
+            self._link.channel.queue(self.slot, self._order[:length])
             self._tell_order()
         self.on_progress(now=now)
 
@@ -290,6 +291,8 @@ class Sender:
         queued = self._link.channel.sent(self.slot) - self._sent_before
         self._sent_before += queued
         self._loss = 1.0 - min(1.0, gained / queued) if queued else 0.0
+        if self.epoch == 1:
+            self._link.first_pass.learn(self._loss)
         if gained:
             self._accepted = accepted
             self._idle_passes = 0
@@ -357,6 +360,8 @@ class Sender:
 
     def _finish(self, missing: int, *, at_deadline: bool, now: float) -> None:
         sent = self._let_go()
+        if not self.epoch and not at_deadline:
+            self._link.first_pass.learn(0.0)
         self.report = self._make_report(missing, sent, at_deadline, now)
         self._link.events.append(SendFinished(self))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..deadline import DeadlineClock
-from ..tolerance import Tolerance
 
 __all__ = ["TimeLimit"]
 
@@ -16,7 +15,7 @@ class TimeLimit:
     of what is not enough.  And at the deadline.  What is there is taken if it is the floor; below
     the floor the round goes on, and from the deadline on the floor is its bound.
 
-    *Commands*: `start`, `stop`.  *Inputs*: `bound_at`.  *Getters*: `due`, `is_past`.
+    *Commands*: `start`, `stop`.  *Inputs*: `bound_at`, `remember`.  *Getters*: `due`, `is_past`.
     """
 
     __slots__ = ("_clock", "_count", "_deadline", "due", "is_past")
@@ -30,9 +29,10 @@ class TimeLimit:
         self._count = count
         self._deadline = 0.0
 
-    def start(self, stream: int, *, began: float) -> None:
-        """The round of `stream` began at `began` seconds; without a deadline nothing happens."""
-        limit = self._clock.limit_s(stream, self._count)
+    def start(self, stream: int, *, began: float, needed: int) -> None:
+        """The round of `stream` began at `began` seconds and ends with `needed` chunks; without a
+        deadline nothing happens."""
+        limit = self._clock.limit_s(stream, self._count, needed)
         if limit is None:
             return
         self._deadline = began + limit
@@ -57,8 +57,6 @@ class TimeLimit:
             return floor
         return needed
 
-    def remember(self, stream: int, tolerance: Tolerance, accepted: int, elapsed_s: float) -> None:
-        """The time that this round took, or would have taken, for the deadlines of later ones."""
-        wanted = tolerance.needed(self._count)
-        share = min(1.0, accepted / wanted) if wanted else 1.0
-        self._clock.observe(stream, self._count, elapsed_s, share=share)
+    def remember(self, stream: int, elapsed_s: float, *, needed: int, got: int) -> None:
+        """The round is over: how long it took, for the deadlines of later ones."""
+        self._clock.observe(stream, self._count, elapsed_s, needed=needed, got=got)

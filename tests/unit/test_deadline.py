@@ -10,31 +10,37 @@ from dblp.deadline import DeadlineClock
 
 def test_no_plan_means_no_limit() -> None:
     clock = DeadlineClock(None)
-    clock.observe(0, 100, 1.0)
-    assert clock.limit_s(0, 100) is None
+    clock.observe(0, 100, 1.0, needed=60, got=60)
+    assert clock.limit_s(0, 100, 60) is None
 
 
 def test_a_fixed_limit_holds_from_the_first_round() -> None:
-    assert DeadlineClock(Deadline(seconds=0.05)).limit_s(3, 7) == 0.05
+    assert DeadlineClock(Deadline(seconds=0.05)).limit_s(3, 7, 4) == 0.05
 
 
 def test_an_adaptive_limit_follows_the_median_of_its_stream_and_size() -> None:
     clock = DeadlineClock(Deadline(factor=2.0, warm_up=3, history=5))
     for seconds in (1.0, 3.0):
-        clock.observe(0, 100, seconds)
-        assert clock.limit_s(0, 100) is None
-    clock.observe(0, 100, 2.0)
-    assert clock.limit_s(0, 100) == 4.0
-    assert clock.limit_s(1, 100) is None and clock.limit_s(0, 101) is None
+        clock.observe(0, 100, seconds, needed=60, got=60)
+        assert clock.limit_s(0, 100, 60) is None
+    clock.observe(0, 100, 2.0, needed=60, got=60)
+    assert clock.limit_s(0, 100, 60) == pytest.approx(4.0)
+    assert clock.limit_s(1, 100, 60) is None and clock.limit_s(0, 101, 60) is None
     for _ in range(5):
-        clock.observe(0, 100, 10.0)
-    assert clock.limit_s(0, 100) == 20.0
+        clock.observe(0, 100, 10.0, needed=60, got=60)
+    assert clock.limit_s(0, 100, 60) == pytest.approx(20.0)
+
+
+def test_rounds_that_need_more_have_more_time() -> None:
+    clock = DeadlineClock(Deadline(factor=1.0, warm_up=1))
+    clock.observe(0, 100, 1.0, needed=100, got=100)
+    assert clock.limit_s(0, 100, 60) == pytest.approx(0.6)
 
 
 def test_a_round_cut_short_counts_for_what_it_would_have_taken() -> None:
     clock = DeadlineClock(Deadline(factor=1.0, warm_up=1))
-    clock.observe(0, 10, 1.0, share=0.5)
-    assert clock.limit_s(0, 10) == 2.0
+    clock.observe(0, 10, 1.0, needed=10, got=5)
+    assert clock.limit_s(0, 10, 10) == pytest.approx(2.0)
 
 
 def test_the_floor_is_exact() -> None:

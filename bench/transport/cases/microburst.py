@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 
 from bench.harness import CaseResult, Chart, Distribution, Settings, ratio
+from bench.kernel import touch_memory
 from bench.netlab import NetworkLab, lab_unavailable
 from bench.transport.cases import _network as network
 from bench.transport.peers.dblp_peer import DblpStar, StarRounds, star_missing
@@ -65,14 +66,16 @@ def run(settings: Settings, result: CaseResult) -> None:
         result.notes.append(f"not run: {reason}")
         return
     per_model = []
+    models = settings.pick(_MODELS, _SMOKE_MODELS)
+    touch_memory(min(max(_needed_bytes(model) for model in models), _available_bytes()) * 4 // 5)
     started = time.monotonic()
-    for model in settings.pick(_MODELS, _SMOKE_MODELS):
+    for model in models:
         if time.monotonic() - started > _CASE_BUDGET_S:
             result.notes.append(f"{model.name} left out: the time was up")
             continue
-        needed = model.parameters * 4 * 3 * 9
-        if needed > _available_bytes():
-            result.notes.append(f"{model.name} left out: it needs {needed / 1e9:.0f} GB of memory")
+        if _needed_bytes(model) > _available_bytes():
+            needed_gb = _needed_bytes(model) / 1e9
+            result.notes.append(f"{model.name} left out: it needs {needed_gb:.0f} GB of memory")
             continue
         with NetworkLab(4, offloads=model.offloads) as lab, contextlib.ExitStack() as stack:
             per_model.append(_run_model(result, model, lab, stack))
@@ -203,6 +206,11 @@ def _record(
 
 def _ms(seconds: list[float]) -> float | None:
     return round(statistics.median(seconds) * 1e3, 2) if seconds else None
+
+
+def _needed_bytes(model: _Model) -> int:
+    """Three sides, each with three workers' buffers and up to six on the server."""
+    return model.parameters * 4 * 3 * 9
 
 
 def _available_bytes() -> int:

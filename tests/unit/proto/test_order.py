@@ -1,6 +1,7 @@
 """Send orders, and hazard 1: which chunks an early stop drops."""
 
 import math
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from dblp.errors import LocalProtocolError
 from dblp.proto import ChunkLayout, send_order
-from dblp.proto.order import rotation_step
+from dblp.proto.order import BLOCKS_WANTED, rotation_step
 from dblp.tolerance import Tolerance
 
 ROUNDS = 200
@@ -96,6 +97,21 @@ def test_magnitude_with_a_known_bound_sends_the_strongest_chunks_in_two_classes(
             assert energy[stronger].min() >= energy[weaker].max()
     for chunks in classes:
         assert np.array_equal(chunks, np.sort(chunks))
+
+
+def test_a_large_round_is_ranked_by_block() -> None:
+    count = 4 * BLOCKS_WANTED
+    values = np.zeros((count, 16), np.float32)
+    values[6] = 1  # of block 1
+    values[-1] = 2  # of the last one
+    expected = Tolerance.of(Fraction(count - 8, count))
+    order = send_order(
+        "magnitude", ChunkLayout(values.nbytes, 64), round_id=0, seed=0,
+        buffer=values.ravel(), dtype="float32", expected=expected,
+    )  # fmt: skip
+    assert np.array_equal(np.sort(order), np.arange(count))
+    first = order[: expected.needed(count)]
+    assert {4, 5, 6, 7} <= set(first.tolist())
 
 
 def test_an_unknown_order() -> None:

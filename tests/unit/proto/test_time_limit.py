@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dblp import Deadline, Tolerance
+from dblp import Deadline
 from dblp.deadline import DeadlineClock
 from dblp.proto.time_limit import TimeLimit
 
@@ -15,9 +15,9 @@ NEEDED = 592
 def started(plan: Deadline | None, *, usual_s: float = 0.1) -> TimeLimit:
     clock = DeadlineClock(plan)
     for _ in range(5):
-        clock.observe(0, 1000, usual_s)
+        clock.observe(0, 1000, usual_s, needed=NEEDED, got=NEEDED)
     limit = TimeLimit(clock, 1000)
-    limit.start(0, began=7.0)
+    limit.start(0, began=7.0, needed=NEEDED)
     return limit
 
 
@@ -61,8 +61,10 @@ def test_the_floor_never_raises_the_bound() -> None:
     assert limit.bound_at(7.2, accepted=10, needed=NEEDED) == NEEDED
 
 
-def test_a_stopped_limit_wants_nothing() -> None:
-    limit = started(Deadline())
+def test_a_stopped_limit_wants_nothing_and_remembers_the_pace() -> None:
+    clock = DeadlineClock(Deadline(factor=1.0, warm_up=1))
+    limit = TimeLimit(clock, 1000)
     limit.stop()
     assert limit.due is None
-    limit.remember(0, Tolerance.of("40.8%"), 178, 0.1)
+    limit.remember(0, 0.1, needed=NEEDED, got=NEEDED // 4)
+    assert clock.limit_s(0, 1000, NEEDED) == pytest.approx(0.4)
