@@ -104,7 +104,8 @@ def _early_and_late(columns: dict[str, Column]) -> list[str]:
         sentences.append(
             f"Dropping {share} % early costs {in_units(none, costs[0])} points at the end, "
             f"dropping it in the middle and late {in_units(none, costs[1])} (n = {more.count}): "
-            f"{verdict}."
+            f"{verdict}. In those steps {early.spread('dropped').times(100).text('{:.1f}')} % and "
+            f"{late.spread('dropped').times(100).text('{:.1f}')} % were lost indeed."
         )
     return sentences
 

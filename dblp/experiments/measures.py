@@ -30,6 +30,19 @@ def total_bytes(result: CellResult, steps: int | None = None) -> float:
 Measure = str | Callable[[CellResult], float]
 """A number of a cell: a key of `MEASURES`, or a function."""
 
+
+def dropped(result: CellResult) -> float:
+    """Share that did not arrive in the steps that may lose something; NaN without such steps."""
+    lost = [
+        1 - delivered
+        for delivered, tolerance in zip(
+            result.steps["delivered"], result.steps["tolerance"], strict=True
+        )
+        if tolerance != "0%"
+    ]
+    return math.fsum(lost) / len(lost) if lost else math.nan
+
+
 MEASURES: dict[str, Callable[[CellResult], float]] = {
     "score": lambda result: result.scores[-1]["value"] if result.scores else math.nan,
     "train_s": lambda result: math.fsum(result.steps["step_s"]),
@@ -41,6 +54,7 @@ MEASURES: dict[str, Callable[[CellResult], float]] = {
     "bytes": total_bytes,
     "mean_bytes_up": lambda result: math.fsum(result.steps["bytes_up"]) / result.rounds,
     "delivered": lambda result: math.fsum(result.steps["delivered"]) / result.rounds,
+    "dropped": dropped,
     "critical": lambda result: sum(map(bool, result.steps["critical"])) / result.rounds,
     "drift": lambda result: result.drift,
 }
