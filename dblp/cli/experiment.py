@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -110,7 +108,8 @@ def _run(
             scale=scale,
             seeds=seeds,
             data=describe_data(cells, data) if finished < len(cells) else "",
-            command=shlex.join(["dblp", *sys.argv[1:]]),
+            # Not as it was typed: results are shown to others, paths of a machine are nobody's.
+            command=f"dblp experiment {name} --data DIR --scale {scale} --seeds {seeds}",
             commit=commit(),
             machine=describe_machine(),
             cells=tuple(cell.key for cell in cells),

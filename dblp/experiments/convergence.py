@@ -193,7 +193,11 @@ def _scores(columns: Sequence[Column], figures: PaperFigures | None) -> Block:
         )
     unit = "accuracy, %" if columns[0].metric == "accuracy" else "perplexity"
     names = ["", f"last epoch ({unit})", "best epoch", "against exact", "n", "paper"]
-    return Table("Tables IV (with bursts) and VI of this run, and the paper's", names, rows)
+    caption = "Tables IV (with bursts) and VI of this run, and the paper's"
+    if figures is None:
+        names, rows = names[:-1], [row[:-1] for row in rows]
+        caption = "Scores of this run"
+    return Table(caption, names, rows)
 
 
 def _paper_score(column: Column, figures: PaperFigures | None) -> str:

@@ -63,7 +63,7 @@ h3 { font-size: 1.1rem; } code { font-size: .9em; overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid #8884; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; min-width: 8rem; }
 thead th { border-bottom: 2px solid #888; vertical-align: bottom; }
 figure { margin: 1.5rem 0; } figure svg { width: 100%; max-width: 640px; height: auto; }
 figcaption { font-size: .9rem; }

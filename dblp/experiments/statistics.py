@@ -31,7 +31,7 @@ class Spread:
         """Such as "70.5 ± 0.8"."""
         if self.count == 0:
             return "–"
-        mean = pattern.format(self.mean)
+        mean = pattern.format(self.mean).replace("-", "−")
         return mean if self.count == 1 else f"{mean} ± {pattern.format(self.deviation)}"
 
 
