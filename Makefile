@@ -7,7 +7,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	&& echo $$python && break; done)
 
 RUN := $(VENV)/bin/python
-EXTRAS := torch,plots,demo,examples,dev
+EXTRAS := torch,plots,demo,examples,experiments,dev
 # One thread per rank: several ranks share the cores of one machine.
 TORCHRUN := OMP_NUM_THREADS=1 $(VENV)/bin/torchrun --standalone --nproc-per-node=2
 STAMPS := $(VENV)/.stamps

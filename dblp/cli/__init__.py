@@ -9,7 +9,7 @@ import typer
 
 from .. import FASTPATH, __version__
 from ..errors import DBLPError
-from . import bench, demo, doctor, server
+from . import bench, demo, doctor, experiment, report, server
 
 __all__ = ["app", "main"]
 
@@ -23,6 +23,10 @@ EPILOG = """
 [cyan]dblp server[/cyan]    a parameter server for workers on other machines
 
 [cyan]dblp bench[/cyan]     how fast do gradients travel between two hosts?
+
+[cyan]dblp experiment[/cyan]  repeat a part of the paper's evaluation
+
+[cyan]dblp report[/cyan]    make a page of what experiments have found
 
 Each command explains itself: [cyan]dblp demo --help[/cyan].
 """
@@ -44,7 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, server, bench, doctor):
+for module in (demo, server, bench, doctor, experiment, report):
     app.command(
         name=module.__name__.rpartition(".")[2],
         help=_unwrapped(module.run.__doc__ or ""),

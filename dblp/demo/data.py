@@ -102,8 +102,17 @@ def digits() -> Dataset:
 
 
 def cifar10(directory: Path) -> Dataset:
-    """CIFAR-10 in its standard python layout: data_batch_1 … data_batch_5 and test_batch, in
-    `directory` itself or in its `cifar-10-batches-py`."""
+    """CIFAR-10 with crops and mirrors; see `cifar10_arrays`."""
+    return Dataset.of("cifar10", *cifar10_arrays(directory), augment=True)
+
+
+Part = tuple[np.ndarray, np.ndarray]
+"""uint8 images (n, channels, height, width) and int64 labels (n,)."""
+
+
+def cifar10_arrays(directory: Path) -> tuple[Part, Part]:
+    """Training and test part of CIFAR-10 in its standard python layout: data_batch_1 …
+    data_batch_5 and test_batch, in `directory` itself or in its `cifar-10-batches-py`."""
     if not directory.is_dir():
         raise ConfigError(
             f"--data {directory} is not a directory: pass the one that holds the CIFAR-10 files"
@@ -123,14 +132,14 @@ def cifar10(directory: Path) -> Dataset:
         np.concatenate([images for images, _ in parts]),
         np.concatenate([labels for _, labels in parts]),
     )
-    return Dataset.of("cifar10", train, _cifar_batch(root / CIFAR_TEST_FILE), augment=True)
+    return train, _cifar_batch(root / CIFAR_TEST_FILE)
 
 
-def _cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _cifar_batch(path: Path) -> Part:
     """One file: uint8 images (n, 3, 32, 32) and int64 labels (n,)."""
     try:
         with path.open("rb") as file:
-            batch = _ArrayUnpickler(file).load()
+            batch = ArrayUnpickler(file).load()
         images = np.asarray(batch[b"data"], dtype=np.uint8)
         labels = np.asarray(batch[b"labels"], dtype=np.int64)
         if images.shape != (len(labels), 3 * 32 * 32) or len(labels) == 0:
@@ -144,7 +153,7 @@ def _cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(-1, 3, 32, 32), labels
 
 
-class _ArrayUnpickler(pickle.Unpickler):
+class ArrayUnpickler(pickle.Unpickler):
     """Reads dictionaries of arrays and nothing else: a pickle can otherwise run any code."""
 
     _ALLOWED = frozenset(

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -43,7 +43,7 @@ PROCESS = (sys.executable, "-m", "dblp.demo.process")
 
 
 class DemoFailedError(DBLPError):
-    """A process of the demo failed; the message names it and its log."""
+    """A process of the demo or of an experiment failed; the message names it and its log."""
 
 
 def run_side(
@@ -152,8 +152,15 @@ class Child:
         return f"{self.name} ended with status {status}"
 
 
+class Order(Protocol):
+    """What a process is told to do."""
+
+    def to_json(self) -> str:
+        """One line."""
+
+
 class ProcessGroup:
-    """The processes of one side.  On leaving the context every one of them is gone."""
+    """Processes that belong together.  On leaving the context every one of them is gone."""
 
     def __init__(self, command: Sequence[str] = PROCESS) -> None:
         self._command = list(command)
@@ -176,7 +183,7 @@ class ProcessGroup:
         for file in self._files:
             file.close()
 
-    def start(self, name: str, assignment: Assignment, log: Path) -> None:
+    def start(self, name: str, assignment: Order, log: Path) -> None:
         """Starts one process; its own session keeps Ctrl-C from reaching it before us."""
         file = log.open("w")
         self._files.append(file)
@@ -220,7 +227,7 @@ class ProcessGroup:
             return name, event
         logs = ", ".join(str(child.log) for child in self._children.values())
         raise DemoFailedError(
-            f"no process of the demo has reported anything for {limit_s:.0f} s: look into {logs}"
+            f"no process has reported anything for {limit_s:.0f} s: look into {logs}"
         )
 
     def finish(self, name: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import os
 import sys
 import threading
 import traceback
-from typing import Any, TextIO
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO, TypeVar
 
 import dblp
 
@@ -96,33 +97,51 @@ def work(assignment: Assignment, emit: Events) -> None:
     emit({"event": "trained"})
 
 
-def main() -> int:
-    """Entry point; the exit status."""
+class Placed(Protocol):
+    """What a process is told to do, with its place: the rank of a worker, None for the server."""
+
+    @property
+    def rank(self) -> int | None:
+        """See the class."""
+
+
+_Order = TypeVar("_Order", bound=Placed)
+
+
+def run_process(
+    read: Callable[[str], _Order],
+    serve: Callable[[_Order, Events, threading.Event], None],
+    work: Callable[[_Order, Events], None],
+) -> int:
+    """Runs one process as its first line of input, decoded by `read`, says; the exit status."""
     emit = Events(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)  # a stray print must not end up among the events
-    assignment = Assignment.from_json(sys.stdin.readline())
+    order = read(sys.stdin.readline())
     lifeline = threading.Event()
 
     def watch() -> None:
         sys.stdin.read()
         lifeline.set()
-        if assignment.rank is not None:
+        if order.rank is not None:
             os._exit(1)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
     try:
-        if assignment.rank is None:
-            serve(assignment, emit, lifeline)
+        if order.rank is None:
+            serve(order, emit, lifeline)
         else:
-            work(assignment, emit)
-    except DBLPError as error:
-        emit({"event": "error", "kind": type(error).__name__, "message": str(error)})
-        return 1
+            work(order, emit)
     except Exception as error:
-        traceback.print_exc()  # goes to the log file that the orchestrator names
+        if not isinstance(error, DBLPError):
+            traceback.print_exc()  # goes to the log file that the orchestrator names
         emit({"event": "error", "kind": type(error).__name__, "message": str(error)})
         return 1
     return 0
+
+
+def main() -> int:
+    """Entry point; the exit status."""
+    return run_process(Assignment.from_json, serve, work)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..collective.base import Collective
+from ..collective.base import Collective, ExchangeReport
 from ..errors import DBLPError, LocalProtocolError, RoundTimeoutError
 from ..phase import Regime
 from .buffers import HostMemories
@@ -58,6 +58,8 @@ class StepReport:
     """Largest difference between replicas, where it was measured."""
     recovered: DBLPError | None = None
     """The error that this step had and got over, by on_error."""
+    exchanges: tuple[ExchangeReport, ...] = ()
+    """What the transport says about each bucket: datagrams, losses, times."""
 
 
 @dataclass(slots=True)
@@ -246,6 +248,7 @@ class ExchangeEngine:
             communication_s=max(w.ended for w in works) - min(w.started for w in works),
             drift=drift,
             recovered=recovered,
+            exchanges=tuple(work.report for work in works if work.report is not None),
         )
 
     def forget(self) -> None:

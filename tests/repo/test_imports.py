@@ -38,7 +38,10 @@ MATRIX: dict[str, set[str]] = {
     "aio": BASE | {"collective"},
     "torch": BASE | {"phase", "core", "io", "collective", "metrics", "public"},
     "demo": BASE | {"phase", "core", "io", "collective", "metrics", "public", "torch"},
-    "cli": BASE | {"phase", "io", "collective", "metrics", "public", "sim", "demo", "torch"},
+    "experiments": BASE
+    | {"phase", "core", "io", "collective", "metrics", "public", "torch", "demo"},
+    "cli": BASE
+    | {"phase", "io", "collective", "metrics", "public", "sim", "demo", "torch", "experiments"},
 }
 """Layer → layers that it may import besides itself."""
 
@@ -55,7 +58,7 @@ SANS_IO_BANNED = {
     *("logging", "secrets"),
 }
 
-TORCH_LAYERS = {"torch", "demo"}
+TORCH_LAYERS = {"torch", "demo", "experiments"}
 
 RANDOM_ALLOWED = {"Random"}
 """Of `random`: the class, for annotations and seeded instances."""
