@@ -13,7 +13,7 @@ from .local_rank import LocalRound
 from .mesh_round import FinishedMeshRound, MeshRound, Part
 from .round_layout import check_buffer
 from .server_core import ServerCore
-from .sharding import ShardPlan
+from .sharding import Shard, ShardPlan
 from .worker_core import WorkerCore
 
 __all__ = ["MeshCore"]
@@ -118,27 +118,38 @@ class MeshCore:
                 raise self.error
             self._check_length(shard.stop - shard.start, told)
         self._open[id(round_)] = round_
-        for shard in shards:
-            part = Part(shard)
-            round_.parts.append(part)
-            view = buffer[shard.start : shard.stop]
-            if self.server is not None and shard.server == self.rank:
-                local = LocalRound(
-                    buffer=view, dtype=dtype, stream=stream, squared_norm=squared_norm,
-                    tolerance=told, critical=critical, whole_bytes=buffer.nbytes,
-                )  # fmt: skip
-                self._parts[id(local)] = (round_, part)
-                part.work = local
-                self.server.all_reduce_local(local, now=now)
-            else:
-                part.work = self.workers[shard.server].all_reduce(
-                    view, dtype, stream=stream, squared_norm=squared_norm, tolerance=told,
-                    critical=critical, whole_bytes=buffer.nbytes, now=now,
-                )  # fmt: skip
-                self._parts[id(part.work)] = (round_, part)
+        try:
+            for shard in shards:
+                self._start_part(round_, shard, now)
+        except DBLPError as error:  # a session knows of it already, and this core does not yet
+            del self._open[id(round_)]  # its caller learns it here, and has no future
+            self.fail(error)
+            raise
         round_.left = len(round_.parts)
         self._finish_if_done(round_)
         return round_
+
+    def _start_part(self, round_: MeshRound, shard: Shard, now: float) -> None:
+        """Starts the round of one shard."""
+        part = Part(shard)
+        round_.parts.append(part)
+        view, whole_bytes = round_.buffer[shard.start : shard.stop], round_.buffer.nbytes
+        if self.server is not None and shard.server == self.rank:
+            local = LocalRound(
+                buffer=view, dtype=round_.dtype, stream=round_.stream,
+                squared_norm=round_.squared_norm, tolerance=round_.tolerance,
+                critical=round_.critical, whole_bytes=whole_bytes,
+            )  # fmt: skip
+            self._parts[id(local)] = (round_, part)
+            part.work = local
+            self.server.all_reduce_local(local, now=now)
+        else:
+            part.work = self.workers[shard.server].all_reduce(
+                view, round_.dtype, stream=round_.stream, squared_norm=round_.squared_norm,
+                tolerance=round_.tolerance, critical=round_.critical, whole_bytes=whole_bytes,
+                now=now,
+            )  # fmt: skip
+            self._parts[id(part.work)] = (round_, part)
 
     def fail(self, error: DBLPError) -> None:
         """Ends every round with `error`, tells all ranks, and refuses new rounds.  Idempotent."""

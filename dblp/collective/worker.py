@@ -127,6 +127,8 @@ class Worker:
             impairment=impairment,
         )
         welcome = connection.welcome
+        self.downlink: str = welcome.downlink
+        """The server's: "exact", "common" or "lossy"."""
         group = EndpointGroup(self._thread, self.config)
         endpoint = Endpoint(
             group,

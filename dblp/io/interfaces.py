@@ -24,6 +24,7 @@ __all__ = [
     "Interface",
     "advertised_addresses",
     "choose_interfaces",
+    "common_family",
     "host_key",
     "interfaces",
     "route_to",
@@ -135,7 +136,7 @@ def route_to(host: str, port: int = 9) -> str | None:
 def advertised_addresses(
     master: str | None, wish: str | None = None, found: Sequence[Interface] | None = None
 ) -> list[str]:
-    """Addresses at which other hosts may reach this one, best first, all of one family.
+    """Addresses at which other hosts may reach this one, best first.
 
     Args:
         master: host that all ranks know, such as MASTER_ADDR; the address on the route to it comes
@@ -149,8 +150,7 @@ def advertised_addresses(
     wish = os.environ.get(IFNAME_VARIABLE, "") if wish is None else wish
     found = interfaces() if found is None else found
     if wish:
-        addresses = [item.address for item in choose_interfaces(wish, found)]
-        return _one_family(addresses)
+        return list(dict.fromkeys(item.address for item in choose_interfaces(wish, found)))
     outside = sorted(
         (item for item in found if not item.is_loopback),
         key=lambda item: item.name.startswith(_BRIDGES),
@@ -163,13 +163,33 @@ def advertised_addresses(
         addresses = [item.address for item in found]
     if not addresses:
         raise ConfigError("this host has no network address: bring an interface up, such as lo")
-    return _one_family(list(dict.fromkeys(addresses)))
+    return list(dict.fromkeys(addresses))
 
 
-def _one_family(addresses: list[str]) -> list[str]:
-    """A listening socket has one family: that of the best address."""
-    version = ipaddress.ip_address(addresses[0]).version
-    return [text for text in addresses if ipaddress.ip_address(text).version == version]
+def common_family(tables: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Of the addresses of every rank those of one family, the same for all: a listening socket has
+    one, and datagrams of the other are of another size.
+
+    Args:
+        tables: by rank, best first, none of them empty.  The first rank's best address counts most.
+
+    Raises:
+        ConfigError: there is no such family; names two ranks.
+    """
+    best = ipaddress.ip_address(tables[0][0]).version
+    for version in (best, 10 - best):  # 4 and 6
+        chosen = [
+            [text for text in table if ipaddress.ip_address(text).version == version]
+            for table in tables
+        ]
+        if all(chosen):
+            return chosen
+        if version == best:
+            lacking = next(rank for rank, table in enumerate(chosen) if not table)
+    raise ConfigError(
+        f"rank 0 has the address {tables[0][0]} and rank {lacking} {tables[lacking][0]}, and not "
+        f"all ranks have one of either family: give all hosts IPv4 addresses, or all IPv6"
+    )
 
 
 def host_key() -> str:

@@ -46,7 +46,8 @@ class StepReport:
     """L2 norm of the gradient: root of the mean over the ranks, the same on all of them; NaN when
     nobody needed it."""
     finite: bool
-    """False: a rank's gradient had NaN or infinity, which mixed precision skips the step for."""
+    """False: a rank's gradient had NaN or infinity, which mixed precision skips the step for.  True
+    too where nobody looked: in exact steps of a policy that needs no norms."""
     delivered_share: float
     """Share of this rank's gradient that was delivered, 0 … 1."""
     exposed_s: float
@@ -167,12 +168,12 @@ class ExchangeEngine:
         recovery = self._parts.recovery
         if recovery is not None and together and self.error is None:
             try:
-                error, collective = recovery.settle(works, error)
+                error, collective = recovery.settle(works, error, self._pipeline.collective)
             except DBLPError as fatal:
                 self._give_up(fatal)
                 raise
             if collective is not None:
-                self._replace(collective)
+                self._pipeline.collective = collective
                 return self._ended(works, exposed_s, recovered=error)
         if error is not None:
             self._give_up(error)
@@ -199,10 +200,6 @@ class ExchangeEngine:
             self.error = error
         if self._parts.feedback is not None:
             self._parts.feedback.discard()
-
-    def _replace(self, collective: Collective) -> None:
-        self._pipeline.collective.close()
-        self._pipeline.collective = collective
 
     def _ended(
         self,
@@ -261,9 +258,9 @@ class ExchangeEngine:
         """Releases sockets and threads; idempotent, never waits for other ranks."""
         if not self._closed:
             self._closed = True
-            self._pipeline.close()
+            self._pipeline.collective.close()  # ends what is on its way, for which threads work
             self._parts.memories.close()
-            self._pipeline.collective.close()
+            self._pipeline.close()
 
 
 def _delivered_share(works: list[BucketWork]) -> float:

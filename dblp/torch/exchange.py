@@ -120,13 +120,16 @@ class GradientExchange:
         self.state.check()
         if engine.is_open:
             engine.forget()
+        futures = []
         for stream, bucket in enumerate(self._buckets):
             parts = [tensors[place] for place in bucket.places]
             for slot, part in zip(bucket.layout.slots, parts, strict=True):
                 assert part is not None
                 bucket.flat[slot.start : slot.stop].copy_(_real(part).reshape(-1))
-            engine.launch(stream, bucket.flat, bucket.layout)
+            futures.append(engine.launch(stream, bucket.flat, bucket.layout))
         self.state.finish_step(together=True)
+        for future in futures:  # on a GPU the results are still being copied to the buckets
+            future.wait()
         for bucket in self._buckets:
             for slot, place in zip(bucket.layout.slots, bucket.places, strict=True):
                 target = tensors[place]

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import ConfigError
@@ -83,6 +84,10 @@ class ErrorFeedback:
             place += stop - start
         if scale != 1.0:
             packed /= scale
+        if sent.dtype == torch.float16:
+            # A gradient and what is owed may overflow together, and an infinite debt would come
+            # back in every step.
+            packed[~np.isfinite(packed)] = 0.0
         self._new[layout.names] = _Residual(layout, undelivered, values)
 
     def settle(self, layout: BucketLayout) -> None:

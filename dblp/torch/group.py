@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import PeerLostError
+from ..io.interfaces import IFNAME_VARIABLE
 
 __all__ = ["RankGroup", "lost"]
 
@@ -44,7 +45,11 @@ class RankGroup:
         try:
             self._gloo: Any = gloo(store, rank, world, options)
         except RuntimeError as error:
-            raise lost(error) from error
+            raise PeerLostError(
+                f"the ranks cannot reach each other, this one at {host} ({_first_line(error)}): "
+                f"look at the logs of the other ranks and at firewalls, or name the right "
+                f"interface in {IFNAME_VARIABLE}"
+            ) from error
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Replaces `tensor` by its sum over the ranks."""
@@ -104,6 +109,10 @@ class RankGroup:
 def lost(error: BaseException) -> PeerLostError:
     """What a failure of the process group means."""
     return PeerLostError(
-        f"the process group failed ({str(error).splitlines()[0]}): a rank is gone or stuck, look "
-        "at the logs of the other ranks"
+        f"the process group failed ({_first_line(error)}): a rank is gone or stuck, look at the "
+        "logs of the other ranks"
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

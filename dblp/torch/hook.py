@@ -32,23 +32,19 @@ def dblp_hook(
     with its own type.  DDP itself would wait where no signal arrives and lose the type.
     """
     engine = state.engine
-    if bucket.index() == FIRST_BUCKET:
-        _begin(state)
-    buffer = bucket.buffer()
-    is_sparse = buffer.layout != torch.strided
-    layout = state.layout_of(bucket) if state.needs_layouts or is_sparse else None
-    return engine.launch(bucket.index(), buffer, layout)
-
-
-def _begin(state: DBLPState) -> None:
-    """Before the first bucket of a step."""
-    engine = state.engine
-    if engine.is_open:
+    if bucket.index() == FIRST_BUCKET and engine.is_open:
         # A rank that has joined early runs the hook outside of backward(), and so nothing ended
         # its last step; DDP has waited for it.  Or backward() was left by an exception.
         state.finish_step(together=False)
-    if not _run_at_the_end_of_backward(lambda: _end(state)):
+    buffer = bucket.buffer()
+    is_sparse = buffer.layout != torch.strided
+    layout = state.layout_of(bucket) if state.needs_layouts or is_sparse else None
+    future = engine.launch(bucket.index(), buffer, layout)
+    # With the last bucket, as DDP does: under reentrant checkpointing a backward pass has others
+    # inside, and the first bucket may be full in one of those.
+    if bucket.is_last() and not _run_at_the_end_of_backward(lambda: _end(state)):
         state.check()
+    return future
 
 
 def _end(state: DBLPState) -> None:
@@ -121,17 +117,21 @@ def register(
             f"the model has the communication hook {hook} already, and DDP takes only one: "
             "register once, right after wrapping the model"
         )
+    averaged = {
+        name: item
+        for name, item in ddp_model.module.named_parameters()
+        if item.requires_grad and name not in ddp_model.parameters_to_ignore
+    }
     for name, module in ddp_model.module.named_modules():
-        if getattr(module, "sparse", False) is True:
+        weight = f"{name}.weight".removeprefix(".")
+        if getattr(module, "sparse", False) is True and weight in averaged:
             raise ConfigError(
                 f"the gradient of {name or 'the module'}.weight is sparse, which cannot be "
                 "averaged here: use sparse=False, or keep that module out of DDP"
             )
     state = DBLPState(
         ddp_model.process_group,
-        named_parameters=[
-            (name, item) for name, item in ddp_model.module.named_parameters() if item.requires_grad
-        ],
+        named_parameters=averaged.items(),
         policy=policy,
         tolerance=tolerance,
         grad_scaler=grad_scaler,

@@ -26,7 +26,6 @@ DEFAULT_HIGH = "40.8%"
 
 SERVER_DECIDES = "50%"
 """Stands for the tolerance that a server elsewhere decides on: not exact, for all we know."""
-"""The paper's tolerances (Section V-A): in critical regimes and elsewhere."""
 
 RESYNC_EVERY = 100
 """Steps between drift measurements with a lossy downlink, unless told otherwise."""

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 import torch
 
 from ..collective.base import Collective, ExchangeReport
-from ..errors import DBLPError, PeerLostError
+from ..errors import ConfigError, DBLPError, PeerLostError, ProtocolError
 from ..tolerance import Tolerance
 from .group import RankGroup
 from .work import BucketWork, WorkThread, lossless_report
@@ -23,6 +23,9 @@ from .work import BucketWork, WorkThread, lossless_report
 __all__ = ["GroupCollective", "Recovery"]
 
 log = logging.getLogger("dblp")
+
+FINE, FAILED, HOPELESS = 0, 1, 2
+"""How a step went; the worst of all ranks counts."""
 
 
 class GroupCollective:
@@ -80,21 +83,29 @@ class Recovery:
 
     @torch.no_grad()
     def settle(
-        self, works: Sequence[BucketWork], error: DBLPError | None
+        self, works: Sequence[BucketWork], error: DBLPError | None, collective: Collective
     ) -> tuple[DBLPError | None, Collective | None]:
         """(error of this step on any rank, what to use from now on); (None, None) when all is well.
+
+        `collective` is what was used; it is closed when it is not to be used any more.
 
         Raises:
             DBLPError: the training cannot go on.
         """
-        failed = torch.tensor([0 if error is None else 1])
+        outcome = torch.tensor([_outcome(error)])
         try:
-            self._group.max(failed)
-            if not failed.item():
-                return None, None
-            error = error or PeerLostError("another rank reported an error: see its log")
+            self._group.max(outcome)
+        except DBLPError as failure:
+            raise (error or failure) from failure
+        if outcome.item() == FINE:
+            return None, None
+        error = error or PeerLostError("another rank reported an error: see its log")
+        if outcome.item() == HOPELESS:
+            raise error
+        try:
             for work in works:
                 work.future.wait()
+            collective.close()  # before others listen where it does
             if self._kind == "gloo":
                 log.warning("%s; this step and those after it use the process group", error)
                 self._repeat(works)
@@ -104,10 +115,17 @@ class Recovery:
                 work.buffer.zero_()
             return error, self._reconnect()
         except DBLPError as failure:
-            raise (error or failure) from failure
+            raise error from failure
 
     def _repeat(self, works: Sequence[BucketWork]) -> None:
         for work in sorted(works, key=lambda item: item.stream):
             if work.backup is not None:
                 work.buffer.copy_(work.backup)
                 self._group.mean(work.buffer)
+
+
+def _outcome(error: DBLPError | None) -> int:
+    """A wrong use stays wrong in the next step, whatever carries it."""
+    if error is None:
+        return FINE
+    return HOPELESS if isinstance(error, ProtocolError | ConfigError) else FAILED

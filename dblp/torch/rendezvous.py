@@ -22,7 +22,7 @@ from ..collective.server_core import MissingRule
 from ..collective.server_decisions import Downlink
 from ..errors import ConfigError, DBLPError, PeerLostError
 from ..io.control import format_address
-from ..io.interfaces import IFNAME_VARIABLE, advertised_addresses, host_key
+from ..io.interfaces import IFNAME_VARIABLE, advertised_addresses, common_family, host_key
 from .group import RankGroup, lost
 from .options import ExchangeOptions
 from .server_link import ServerLink
@@ -121,7 +121,7 @@ class Meeting:
     def _join_server(self) -> Collective:
         options = self.options
         assert options.address is not None
-        return ServerLink(
+        link = ServerLink(
             options.address,
             rank=self.group.rank,
             world=self.group.world,
@@ -129,6 +129,13 @@ class Meeting:
             fingerprint=self.nonce,
             impairment=options.impairment,
         )
+        if (link.downlink == "lossy") != options.replicas_may_drift:
+            link.close()
+            raise ConfigError(
+                f"the server at {options.address} has downlink={link.downlink!r}, the ranks "
+                f"{options.downlink!r}: replicas drift or they do not, so give the same"
+            )
+        return link
 
     def _agreed(self, work: Callable[[], _Result]) -> _Result:
         """The result of `work`, if it succeeded on all ranks; else an error on all of them."""
@@ -187,7 +194,9 @@ def meet(
     for other, item in enumerate(all_ranks):
         if item.problem and not one_host:
             raise ConfigError(f"rank {other}: {item.problem}")
-    addresses = [LOOPBACK] if one_host else mine.addresses
+    addresses = [LOOPBACK]
+    if not one_host:
+        addresses = common_family([item.addresses for item in all_ranks])[rank]
     config, nonce = options.config, all_ranks[0].nonce
     group = RankGroup(
         f"dblp/{nonce}",

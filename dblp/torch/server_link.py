@@ -38,6 +38,8 @@ class ServerLink:
             fingerprint=fingerprint,
             impairment=impairment,
         )
+        self.downlink = self._worker.downlink
+        """As the server has it."""
 
     def all_reduce_async(
         self,

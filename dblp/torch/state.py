@@ -140,18 +140,16 @@ class DBLPState:
 
     def _start(self, meeting: Meeting, collective: Collective) -> None:
         options = self.options
-        parameters = list(self._parameters.values())
         recovery = replicas = None
         if options.on_error != "raise":
             recovery = Recovery(options.on_error, meeting.group, meeting.connect)
         if options.checked_every:
             replicas = ReplicaCheck(
-                parameters,
+                list(self._parameters.values()),
                 meeting.group,
                 every=options.checked_every,
                 resync=options.replicas_may_drift,
             )
-        self._replicas = replicas
         self._meeting = meeting
         self._engine = ExchangeEngine(
             EngineParts(
@@ -255,6 +253,11 @@ class DBLPState:
             if self.on_step is not None:
                 self.on_step(report)
 
+    def _end_last_step(self) -> None:
+        """Nothing has ended the last step of a rank that had no inputs left under `join()`."""
+        if self.is_joining and self._engine is not None and self._engine.is_open:
+            self.finish_step(together=False)
+
     # --- for the script
 
     @property
@@ -301,6 +304,7 @@ class DBLPState:
 
         Residuals differ between ranks, so with `residual=True` every rank saves its own.
         """
+        self._end_last_step()
         residuals = {} if self._feedback is None else self._feedback.state_dict()
         return {
             "version": STATE_VERSION,
@@ -319,6 +323,7 @@ class DBLPState:
                 f"the checkpoint has version {state.get('version')!r} of the hook's state, this is "
                 f"{STATE_VERSION}: use the dblp that wrote it"
             )
+        self._end_last_step()
         if self._engine is not None and self._engine.is_open:
             raise LocalProtocolError(
                 "a step is under way: load the checkpoint before the backward pass"

@@ -98,13 +98,15 @@ class WorkThread:
         self._name = name
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # jobs come from several threads, the first ones too
 
     def submit(self, job: Callable[[], None]) -> None:
         """Runs `job`, which must not raise, after those before it."""
         self._jobs.put(job)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -72,6 +72,26 @@ def test_field_19_the_state_is_in_checkpoints(ranks: Ranks) -> None:
         assert seen["step"] == 6
 
 
+def after_join(job: Job) -> tuple[dict[str, Any], int]:
+    """(clock in a checkpoint, steps after it) when rank 0 has run out of inputs before rank 1."""
+    model = wrapped(perceptron(), job)
+    with dblp.torch.register(model, policy=policy()) as state:
+        with model.join():
+            for batch in batches(job.rank, 3 + 2 * job.rank):
+                loss_of(model, batch).backward()
+        saved = state.state_dict()
+        state.load_state_dict(saved)
+        loss_of(model, next(batches(job.rank, 1))).backward()
+        return saved["clock"], state.step
+
+
+def test_field_16_and_19_a_checkpoint_after_join_is_the_same_on_all_ranks(ranks: Ranks) -> None:
+    results = ranks.run(after_join, 2)
+    assert results[0] == results[1]
+    assert results[0][0]["step"] == 5
+    assert results[0][1] == 6
+
+
 def pickles(job: Job) -> tuple[int, str, int]:
     model = wrapped(perceptron(), job)
     with dblp.torch.register(model, tolerance="10%", **OPTIONS) as state:

@@ -50,68 +50,6 @@ def test_field_12_ddp_rebuilds_buckets(ranks: Ranks) -> None:
         assert equal
 
 
-class Branches(nn.Module):
-    """Each rank may use another branch, or one that nobody else uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.branches = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
-
-    def forward(self, batch: torch.Tensor, branch: int) -> torch.Tensor:
-        return self.branches[branch](batch)
-
-
-def unused(job: Job, over_dblp: bool) -> list[float | None]:
-    """Sum of the gradient of every branch, None without one; branch 2 is used by nobody."""
-    model = wrapped(Branches(), job, find_unused_parameters=True)
-    state = dblp.torch.register(model, tolerance=0) if over_dblp else None
-    for batch in batches(job.rank, 3):
-        model.zero_grad()
-        model(batch, job.rank % 2).square().mean().backward()
-    if state is not None:
-        state.close()
-    return [
-        None if item.weight.grad is None else item.weight.grad.abs().sum().item()
-        for item in model.module.branches
-    ]
-
-
-def test_field_13_unused_parameters(ranks: Ranks) -> None:
-    """Zeros are data: the gradients are those of plain DDP, also of branches that few used."""
-    plain, seen = (ranks.run(unused, 3, over_dblp=over) for over in (False, True))
-    for one, other in zip(seen, plain, strict=True):
-        assert one[:2] == pytest.approx(other[:2], rel=1e-5)
-        assert one[2] is other[2] is None
-
-
-def accumulates(job: Job, over_dblp: bool) -> tuple[torch.Tensor, int]:
-    """(parameters, steps counted) after 3 optimizer steps of 4 backward passes each."""
-    model = wrapped(perceptron(), job)
-    optimizer = sgd(model)
-    state = dblp.torch.register(model, tolerance=0) if over_dblp else None
-    inputs = list(batches(job.rank, 12))
-    for step in range(3):
-        optimizer.zero_grad()
-        with model.no_sync():
-            for batch in inputs[4 * step : 4 * step + 3]:
-                (loss_of(model, batch) / 4).backward()
-        (loss_of(model, inputs[4 * step + 3]) / 4).backward()
-        optimizer.step()
-    if state is None:
-        return flat(model), 3
-    state.close()
-    return flat(model), state.step
-
-
-def test_field_14_no_sync_and_accumulation(ranks: Ranks) -> None:
-    """Steps are counted, not backward passes, and the accumulated gradient is what is averaged."""
-    plain, seen = (ranks.run(accumulates, 2, over_dblp=over) for over in (False, True))
-    for (one, steps), (other, _) in zip(seen, plain, strict=True):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
-        assert steps == 3
-
-
 class Mixed(nn.Module):
     """Parameters of many kinds: each dtype becomes a bucket of its own."""
 
@@ -209,6 +147,19 @@ def test_field_15_sparse_gradients_are_refused_by_name(ranks: Ranks) -> None:
         assert first.startswith("ConfigError: the gradient of the module.weight is sparse")
         assert second.startswith("LocalProtocolError: the gradient of weight is sparse")
         assert third == second
+
+
+def frozen(job: Job) -> int:
+    model = nn.Sequential(nn.Embedding(50, 64, sparse=True), nn.Linear(64, 64))
+    model[0].weight.requires_grad_(False)
+    wrapper = wrapped(model, job)
+    with dblp.torch.register(wrapper, tolerance=0) as state:
+        wrapper(torch.arange(5)).sum().backward()
+        return state.step
+
+
+def test_field_15_a_sparse_module_without_a_gradient_is_welcome(ranks: Ranks) -> None:
+    assert ranks.run(frozen, 2) == [1, 1]
 
 
 def uneven(job: Job, over_dblp: bool) -> tuple[torch.Tensor, int]:

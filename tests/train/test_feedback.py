@@ -60,6 +60,13 @@ def test_field_20_residuals_are_kept_without_the_loss_scale(dtype: torch.dtype) 
     assert feedback.state_dict()["a"].tolist() == OWED[:4]
 
 
+def test_field_20_an_overflow_of_gradient_and_debt_is_not_owed_for_ever() -> None:
+    feedback = owing(dtype=torch.float16)
+    feedback.capture(torch.full((10,), float("inf"), dtype=torch.float16), LAYOUT, ((0, 4),))
+    feedback.commit()
+    assert added(feedback) == [0.0] * 10
+
+
 def test_field_12_residuals_follow_their_parameters_into_other_buckets() -> None:
     feedback = owing()
     feedback.commit()

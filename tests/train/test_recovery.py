@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -12,7 +13,7 @@ import dblp
 import dblp.torch
 from dblp.torch.consistency import parameter_hash
 from tests.train.models import batches, flat, loss_of, perceptron, sgd, wrapped
-from tests.train.ranks import Job, Ranks
+from tests.train.ranks import Job, Ranks, free_port
 
 SOON = dblp.TransportConfig(timeout_s=1.0, connect_timeout_s=5.0)
 
@@ -47,12 +48,14 @@ def test_field_10_timeouts_are_kept_and_11_say_who_is_waited_for(ranks: Ranks) -
     assert "rank" in second[2]
 
 
-def recovers(job: Job, on_error: str) -> tuple[list[int], list[str | None], bool]:
+def recovers(job: Job, on_error: str, port: int) -> tuple[list[int], list[str | None], bool]:
     """(hash after every step, recovered errors, whether the parameters are those of gloo)."""
+    os.environ["LOCAL_RANK"] = str(job.rank)
     model, plain = wrapped(perceptron(), job), wrapped(perceptron(), job)
     optimizer, plain_optimizer = sgd(model), sgd(plain)
     hashes, errors = [], []
-    with dblp.torch.register(model, tolerance=0, on_error=on_error, config=SOON) as state:
+    options: dict[str, Any] = {"on_error": on_error, "config": SOON, "port": port}
+    with dblp.torch.register(model, tolerance=0, **options) as state:
         for step, batch in enumerate(batches(job.rank, 5)):
             plain_optimizer.zero_grad()
             loss_of(plain, batch).backward()
@@ -71,17 +74,42 @@ def recovers(job: Job, on_error: str) -> tuple[list[int], list[str | None], bool
                 optimizer.step()
             hashes.append(parameter_hash(model.parameters()))
         assert state.step == 5
+    del os.environ["LOCAL_RANK"]
     return hashes, errors, torch.allclose(flat(model), flat(plain), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("on_error", ["gloo", "skip"])
-def test_training_goes_on_after_an_error(ranks: Ranks, on_error: str) -> None:
-    """The third step fails: it is repeated over gloo, or left out, on all ranks alike."""
-    results = ranks.run(recovers, 3, on_error=on_error)
+@pytest.mark.parametrize(
+    ("on_error", "one_port"), [("gloo", False), ("skip", False), ("skip", True)]
+)
+def test_training_goes_on_after_an_error(ranks: Ranks, on_error: str, one_port: bool) -> None:
+    """The third step fails: it is repeated over gloo, or left out, on all ranks alike.  The ranks
+    may connect again on the ports that they had."""
+    port = free_port() if one_port else 0
+    results = ranks.run(recovers, 3, on_error=on_error, port=port)
     for hashes, errors, equal in results:
         assert hashes == results[0][0]
         assert [error is None for error in errors] == [True, True, False, True, True]
         assert equal
+
+
+def cannot_recover(job: Job, on_error: str) -> list[str]:
+    model = wrapped(torch.nn.Embedding(50, 8, sparse=True), job)
+    seen = []
+    names = model.module.named_parameters()
+    with dblp.torch.DBLPState(job.group, named_parameters=names, on_error=on_error) as state:
+        model.register_comm_hook(state, dblp.torch.dblp_hook)
+        try:
+            model(torch.arange(5)).sum().backward()
+        except dblp.DBLPError as error:
+            seen.append(f"{type(error).__name__}: {error}")
+    return seen
+
+
+@pytest.mark.parametrize("on_error", ["gloo", "skip"])
+def test_a_wrong_use_is_not_got_over(ranks: Ranks, on_error: str) -> None:
+    """It would be back in every step, and no step would ever be made."""
+    for (text,) in ranks.run(cannot_recover, 2, on_error=on_error):
+        assert text.startswith("LocalProtocolError: the gradient of weight is sparse")
 
 
 def idle(job: Job) -> float:
@@ -138,3 +166,28 @@ def test_plain_loops_and_pseudo_gradients(ranks: Ranks) -> None:
         assert torch.equal(result["mean"], results[0]["mean"])
         assert result["step"] == 5
         assert "5 tensors were given for 6 parameters" in result["error"]
+
+
+def waits(job: Job) -> tuple[int, int]:
+    """(buckets, futures of them that were waited for by the end of `average`)."""
+    waited = []
+
+    class Noted(torch.futures.Future):  # type: ignore[type-arg]
+        def wait(self) -> Any:
+            waited.append(self)
+            return super().wait()
+
+    model = perceptron()
+    with dblp.torch.GradientExchange(
+        model.named_parameters(), process_group=job.group, bucket_bytes=40_000, tolerance=0
+    ) as exchange:
+        memory = exchange.state.engine._parts.memories.of(torch.device("cpu"))
+        memory.new_future = Noted  # type: ignore[method-assign]
+        exchange.average([item.detach().clone() for item in model.parameters()])
+        return len(exchange._buckets), len(waited)
+
+
+def test_a_plain_loop_waits_for_the_copies_to_the_device(ranks: Ranks) -> None:
+    """A bucket is done when the copy is queued; only its future makes the device wait for it."""
+    for buckets, waited in ranks.run(waits, 2):
+        assert buckets == waited > 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import Any
 
 import dblp
 import dblp.torch
 from dblp.io import interfaces
 from dblp.torch import rendezvous
+from dblp.torch.group import RankGroup
 from tests.train.models import batches, loss_of, perceptron, wrapped
 from tests.train.ranks import Job, Ranks, free_port
 
@@ -60,6 +62,22 @@ def test_field_02_all_ranks_learn_that_one_has_no_such_interface(ranks: Ranks) -
     for text in ranks.run(names_nothing, 2):
         assert text.startswith("rank 1: DBLP_SOCKET_IFNAME is 'bond7'")
         assert "lo (127.0.0.1)" in text
+
+
+def comes_alone(job: Job, name: str) -> tuple[str, float]:
+    began = time.monotonic()
+    try:
+        RankGroup(name, 0, 2, host="127.0.0.1", timeout_s=1.0)
+    except dblp.PeerLostError as error:
+        return str(error), time.monotonic() - began
+    return "nothing", 0.0
+
+
+def test_field_02_ranks_that_cannot_reach_each_other_are_told_what_to_set(ranks: Ranks) -> None:
+    ((text, took_s),) = ranks.run(comes_alone, 1, name=f"alone {os.getpid()} {time.time()}")
+    assert "127.0.0.1" in text
+    assert "DBLP_SOCKET_IFNAME" in text
+    assert took_s < 10.0
 
 
 def over_ipv6(job: Job) -> tuple[str, int]:
@@ -172,6 +190,20 @@ def test_field_27_one_open_port_only(ranks: Ranks) -> None:
             assert seen[0] == "1%"
             assert seen[-1] == "30%"
             assert not has_port
+
+
+def expects_no_drift(job: Job, address: str) -> str:
+    try:
+        dblp.torch.register(wrapped(perceptron(), job), address=address)
+    except dblp.ConfigError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_field_18_a_server_elsewhere_must_not_make_replicas_drift_unasked(ranks: Ranks) -> None:
+    with dblp.ParameterServer("127.0.0.1:0", workers=2, downlink="lossy") as server:
+        for text in ranks.run(expects_no_drift, 2, address=server.address):
+            assert "has downlink='lossy', the ranks 'exact'" in text
 
 
 def one_server(job: Job) -> tuple[int, str]:

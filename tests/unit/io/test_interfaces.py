@@ -12,6 +12,7 @@ from dblp.io.interfaces import (
     Interface,
     advertised_addresses,
     choose_interfaces,
+    common_family,
     host_key,
     interfaces,
     route_to,
@@ -44,7 +45,8 @@ def test_field_01_no_loopback_and_no_host_name(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(socket, "gethostname", forbidden)
     monkeypatch.setattr(socket, "getfqdn", forbidden)
     monkeypatch.setattr(module, "route_to", lambda host: "127.0.1.1")
-    assert advertised_addresses("me", "", FOUND) == ["10.0.0.5", "192.168.7.5", "172.17.0.1"]
+    assert advertised_addresses("me", "", FOUND)[:2] == ["10.0.0.5", "192.168.7.5"]
+    assert "127.0.0.1" not in advertised_addresses("me", "", FOUND)
 
 
 def test_field_01_loopback_is_better_than_nothing() -> None:
@@ -74,9 +76,16 @@ def test_field_02_the_error_lists_the_interfaces() -> None:
         choose_interfaces("=eth", [])
 
 
-def test_field_03_all_addresses_are_of_one_family(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_field_03_all_ranks_use_one_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of rank 0's host may lead to IPv4 there and to IPv6 from elsewhere."""
     monkeypatch.setattr(module, "route_to", lambda host: "fd00::5")
-    assert advertised_addresses("master", "", FOUND) == ["fd00::5"]
+    other = advertised_addresses("master", "", FOUND)
+    assert other == ["fd00::5", "10.0.0.5", "192.168.7.5", "172.17.0.1"]
+    assert common_family([["10.0.0.1"], other]) == [["10.0.0.1"], other[1:]]
+    assert common_family([other, other]) == [["fd00::5"], ["fd00::5"]]
+    assert common_family([other, ["10.0.0.1"]]) == [other[1:], ["10.0.0.1"]]
+    with pytest.raises(ConfigError, match=r"rank 0 has the address 10\.0\.0\.1 and rank 2 fd00::5"):
+        common_family([["10.0.0.1"], other, ["fd00::5"]])
 
 
 def test_routes() -> None:
