@@ -45,6 +45,11 @@ class TransportConfig:
     timeout_s: float = 30.0
     """Longest a round may take, in seconds, before it ends with RoundTimeoutError."""
 
+    straggler_timeout_s: float | None = None
+    """Longest a round waits for a rank that has not started it, in seconds, at least `timeout_s`:
+    one that evaluates or saves a checkpoint is no fault.  `timeout_s` counts from the moment when
+    all ranks are in.  None: both together within `timeout_s`."""
+
     connect_timeout_s: float = 30.0
     """Longest a worker tries to reach the server and waits for the other ranks, in seconds."""
 
@@ -103,6 +108,13 @@ class TransportConfig:
         for name in ("timeout_s", "connect_timeout_s", "heartbeat_s"):
             self._check_seconds(name, zero=False)
         self._check_seconds("gil_switch_interval_s", zero=True)
+        if self.straggler_timeout_s is not None:
+            self._check_seconds("straggler_timeout_s", zero=False)
+            if self.straggler_timeout_s < self.timeout_s:
+                raise ConfigError(
+                    f"straggler_timeout_s is {self.straggler_timeout_s:g}, less than timeout_s "
+                    f"({self.timeout_s:g}): choose more, or None"
+                )
         if self.probe_quiet_s is not None:
             self._check_seconds("probe_quiet_s", zero=True)
         if self.deadline is not None and not isinstance(self.deadline, Deadline):
@@ -124,6 +136,16 @@ class TransportConfig:
     def peer_silence_s(self) -> float:
         """How long a peer may be silent before it counts as lost, in seconds."""
         return max(PEER_SILENCE_S_MIN, self.timeout_s / 3)
+
+    @property
+    def announce_timeout_s(self) -> float:
+        """How long a round waits for ranks that have not started it, in seconds."""
+        return self.timeout_s if self.straggler_timeout_s is None else self.straggler_timeout_s
+
+    @property
+    def longest_round_s(self) -> float:
+        """How long a round may take in all, from the first rank's call to its end, in seconds."""
+        return self.timeout_s + (self.straggler_timeout_s or 0.0)
 
     def order_for(self, *, exact: bool, dtype: str) -> str:
         """The send order of one round, with "auto" resolved.

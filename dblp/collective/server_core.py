@@ -177,7 +177,7 @@ class ServerCore:
 
     def on_timeout(self, *, now: float) -> None:
         """Ends the job when a round is over its time (`TransportConfig.timeout_s`)."""
-        error = self._streams.overdue(now, self._config.timeout_s)
+        error = self._streams.overdue(now, self._config)
         if error is not None:
             self.fail(error)
 
@@ -259,8 +259,7 @@ class ServerCore:
             return
         round_.offers[rank] = offer
         round_.offered += 1
-        if round_.deadline is None:
-            round_.deadline = now + self._config.timeout_s
+        round_.set_deadline(self._config, now=now)
         if stream.previous is not None:  # hazard 4: the worker has that result
             self._imply_stop(stream, stream.previous, rank, now)
         if self._left:

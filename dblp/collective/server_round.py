@@ -111,6 +111,15 @@ class ServerRound:
         self.deadline: float | None = None
         """When the round has taken too long, in seconds; None before the first announcement."""
 
+    def set_deadline(self, config: TransportConfig, *, now: float) -> None:
+        """A rank has announced the round: how long the others, or the round, may take."""
+        if self.offered == len(self.offers) and (
+            self.deadline is None or config.straggler_timeout_s is not None
+        ):
+            self.deadline = now + config.timeout_s
+        elif self.deadline is None:
+            self.deadline = now + config.announce_timeout_s
+
     def arm(
         self,
         layout: RoundLayout,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..config import TransportConfig
 from ..errors import RoundTimeoutError
 from ..phase import Decision
 from ..wire import Open, next_round
@@ -135,13 +136,16 @@ class StreamTable:
             default=None,
         )
 
-    def overdue(self, now: float, timeout_s: float) -> RoundTimeoutError | None:
+    def overdue(self, now: float, config: TransportConfig) -> RoundTimeoutError | None:
         """The error of the first round that is over its time, if there is one."""
         for round_ in self.open_rounds():
             if round_.deadline is not None and now >= round_.deadline:
+                gathering = config.straggler_timeout_s is not None and None in round_.offers
+                limit_s = config.announce_timeout_s if gathering else config.timeout_s
+                setting = "straggler_timeout_s" if gathering else "timeout_s"
                 return RoundTimeoutError(
-                    f"{round_.where} is not complete after {timeout_s:g} s: "
-                    f"{round_.waiting_for()}; look at that rank, or raise timeout_s",
+                    f"{round_.where} is not complete after {limit_s:g} s: "
+                    f"{round_.waiting_for()}; look at that rank, or raise {setting}",
                     round_.progress_report(now=now),
                 )
         return None

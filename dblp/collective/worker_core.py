@@ -183,8 +183,8 @@ class WorkerCore:
                 self.fail(
                     RoundTimeoutError(
                         f"stream {round_.stream} round {round_.round_id} is not complete after "
-                        f"{self._config.timeout_s:g} s: {_progress(round_)}; look at the server "
-                        f"and the other ranks, or raise timeout_s",
+                        f"{self._config.longest_round_s:g} s: {_progress(round_)}; look at the "
+                        f"server and the other ranks, or raise timeout_s",
                         round_.receiver.progress_report(now=now),
                     )
                 )
@@ -243,7 +243,7 @@ class WorkerCore:
         changed = layout != state.layout
         state.layout = layout
         told = round_.tolerance is not None
-        round_.deadline = now + self._config.timeout_s + TIMEOUT_GRACE_S
+        round_.deadline = now + self._config.longest_round_s + TIMEOUT_GRACE_S
         round_.receiver = self._session.arm(
             stream=round_.stream,
             round_id=round_.round_id,

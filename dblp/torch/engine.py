@@ -181,7 +181,7 @@ class ExchangeEngine:
 
     def _wait_for(self, work: BucketWork) -> None:
         config = self._parts.options.config
-        limit_s = config.timeout_s + config.connect_timeout_s + WAIT_MARGIN_S
+        limit_s = config.longest_round_s + config.connect_timeout_s + WAIT_MARGIN_S
         until = time.monotonic() + limit_s
         while not work.done.wait(WAIT_SLICE_S):  # in slices: Ctrl-C gets through
             if time.monotonic() > until:

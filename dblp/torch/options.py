@@ -32,6 +32,15 @@ RESYNC_EVERY = 100
 """Steps between drift measurements with a lossy downlink, unless told otherwise."""
 
 
+STRAGGLER_TIMEOUT_S = 1800.0
+"""As long as torch.distributed waits by default: rank 0 may evaluate or save while others wait."""
+
+
+def default_config() -> TransportConfig:
+    """How bytes travel where nothing is said."""
+    return TransportConfig(straggler_timeout_s=STRAGGLER_TIMEOUT_S)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeOptions:
     """Everything about the exchange that is not the policy.  Equal on all ranks.
@@ -81,7 +90,7 @@ class ExchangeOptions:
     per_bucket: bool = False
     """Ask the policy for every bucket with the bucket's norm, not once with that of the model."""
 
-    config: TransportConfig = field(default_factory=TransportConfig)
+    config: TransportConfig = field(default_factory=default_config)
     """How bytes travel."""
 
     impairment: Impairment | None = None

@@ -91,3 +91,12 @@ def test_auto_order(exact: bool, dtype: str, order: str) -> None:
 def test_a_chosen_order_is_never_replaced() -> None:
     config = TransportConfig(order="random")
     assert config.order_for(exact=True, dtype="float32") == "random"
+
+
+def test_stragglers_are_waited_for_at_least_as_long_as_rounds() -> None:
+    plain = TransportConfig(timeout_s=5.0)
+    assert (plain.announce_timeout_s, plain.longest_round_s) == (5.0, 5.0)
+    patient = TransportConfig(timeout_s=5.0, straggler_timeout_s=60.0)
+    assert (patient.announce_timeout_s, patient.longest_round_s) == (60.0, 65.0)
+    with pytest.raises(ConfigError, match="straggler_timeout_s"):
+        TransportConfig(timeout_s=5.0, straggler_timeout_s=4.0)

@@ -30,6 +30,7 @@ _CASE_BUDGET_S = 420.0
 _CALM_ROUNDS = 12
 # dblp.Deadline() adapts to recent rounds.
 _DEADLINE: dict[str, dict[str, float]] = {"deadline": {}}
+_WARM_KEYS = ("warm_tail_ratio", "warm_mean_ratio")
 _BASELINE, _ADAPTIVE, _WITH_DEADLINE = "fixed", "adaptive", "adaptive, deadline"
 
 
@@ -60,7 +61,7 @@ _SMOKE_MODELS = (_Model("tiny", 50_000, "0.8%", "40.8%", 16, 1),)
 def run(settings: Settings, result: CaseResult) -> None:
     """Each model in a lab of its own; the summary takes the worst of them."""
     reason = lab_unavailable() or star_missing()
-    keys = ("burst_over_clean", "burst_baseline_over_dblp", "tail_ratio", "mean_ratio")
+    keys = ("burst_over_clean", "burst_baseline_over_dblp", "tail_ratio", "mean_ratio", *_WARM_KEYS)
     result.summary.update(dict.fromkeys(keys))
     if reason is not None:
         result.notes.append(f"not run: {reason}")
@@ -201,7 +202,17 @@ def _record(
         "burst_baseline_over_dblp": ratio(burst_p50.get(_BASELINE), burst_p50.get(best)),
         "tail_ratio": ratio(base.max, mine.max) if base and mine else None,
         "mean_ratio": ratio(base.mean, mine.mean) if base and mine else None,
+        **_warm_ratios(rounds.get(_BASELINE), rounds.get(best)),
     }
+
+
+def _warm_ratios(base: StarRounds | None, mine: StarRounds | None) -> dict[str, float | None]:
+    """Tail and mean without the first round, which is cold: each side's memory is new."""
+    if base is None or mine is None or min(len(base.elapsed_s), len(mine.elapsed_s)) < 2:
+        return dict.fromkeys(_WARM_KEYS)
+    warm, ours = base.elapsed_s[1:], mine.elapsed_s[1:]
+    values = (max(warm) / max(ours), statistics.fmean(warm) / statistics.fmean(ours))
+    return {key: ratio(value, 1.0) for key, value in zip(_WARM_KEYS, values, strict=True)}
 
 
 def _ms(seconds: list[float]) -> float | None:

@@ -138,6 +138,27 @@ def test_a_rank_that_does_not_come(rounds_before: int) -> None:
     assert cluster.net.now == pytest.approx(3.0, abs=0.2)
 
 
+def test_a_straggler_is_waited_for() -> None:
+    """Rank 1 evaluates for a minute, and says so by its heartbeats only."""
+    cluster = Cluster(2, config=TransportConfig(timeout_s=3.0, straggler_timeout_s=100.0))
+    one_good_round(cluster)
+    cluster.start(0, gradient(0, 5000))
+    cluster.net.settle(60.0)
+    assert cluster.server.error is None
+    cluster.start(1, gradient(1, 5000))
+    assert [one.error for one in cluster.finish_any(2)] == [None, None]
+
+
+def test_a_straggler_is_not_waited_for_without_end() -> None:
+    cluster = Cluster(2, config=TransportConfig(timeout_s=3.0, straggler_timeout_s=50.0))
+    cluster.start(0, gradient(0, 5000))
+    cluster.net.settle(49.0)
+    (error,) = errors_of(cluster, 1)
+    assert "after 50 s: waiting for rank 1 to announce it" in str(error)
+    assert "raise straggler_timeout_s" in str(error)
+    assert cluster.net.now == pytest.approx(50.0, abs=0.5)
+
+
 def test_a_worker_gives_up_by_itself_when_the_server_is_silent() -> None:
     cluster = Cluster(1, config=TransportConfig(timeout_s=2.0))
     cluster.server_ends[0].dead = True
