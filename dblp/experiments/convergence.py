@@ -17,6 +17,9 @@ __all__ = ["blocks", "findings"]
 REFERENCES = ("exact", "none")
 """Names of the setting that loses nothing."""
 
+SEEDS_MIN = 3
+"""For a verdict: two seeds that agree by luck look like certainty."""
+
 CHARTED_MAX = 8
 """More lines than this in one picture tell nobody anything."""
 
@@ -95,10 +98,10 @@ def _early_and_late(columns: dict[str, Column]) -> list[str]:
         scores = none.by_seed("score")
         costs = [differences(scores, each.by_seed("score")) for each in (early, late)]
         more = differences(late.by_seed("score"), early.by_seed("score"))
-        if more.count < 2:
-            verdict = "undecided: one seed"
-        elif abs(more.mean) <= more.deviation:
-            verdict = "no difference beyond the spread"
+        if more.count < SEEDS_MIN:
+            verdict = f"undecided, it takes {SEEDS_MIN} seeds at least"
+        elif not more.is_clear:
+            verdict = "a difference that may be chance (0 is in its 95 % interval)"
         else:
             verdict = "as in Fig. 1" if more.mean > 0 else "the opposite of Fig. 1"
         sentences.append(

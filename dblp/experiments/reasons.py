@@ -58,6 +58,10 @@ def of(info: RunInfo, columns: Mapping[str, Column]) -> list[str]:
             "chunks sent in a random order. The paper zeroes elements of received gradients. Its "
             "model is DenseNet-169."
         )
+        found.append(
+            "As in the paper, the early phase is a third of the training and the middle and late "
+            "ones are two thirds: drops there hit twice as many steps."
+        )
     if info.experiment == "gpt2":
         found.append(
             "Perplexity is per word of WikiText-2 (rare words are <unk>), with new weights. The "

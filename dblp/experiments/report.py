@@ -84,7 +84,7 @@ def _origin(info: RunInfo, columns: dict[str, Column]) -> list[Block]:
     machine = info.machine
     items = [
         f"Command: `{info.command}`",
-        f"Cells: {done} of {len(info.cells)} finished, {info.seeds} seeds",
+        f"Cells: {done} of {len(info.cells)} finished, {info.seeds} seeds planned",
         f"Commit: {', '.join(commits) or info.commit}",
         f"Machine: {machine.get('processor', '?')}, {machine.get('cores', '?')} cores, "
         f"{machine.get('system', '?')}; network: {machine.get('network', '?')}; Python "

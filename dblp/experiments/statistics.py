@@ -9,6 +9,11 @@ from dataclasses import dataclass
 __all__ = ["Spread", "differences", "quantile", "ratios", "spread_of"]
 
 
+STUDENT_95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Two-sided 95 % points of Student's distribution by degrees of freedom; with more, the last: a
+little strict."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """A mean over seeds."""
@@ -26,6 +31,15 @@ class Spread:
             factor * self.mean, factor * self.deviation, self.count, factor * self.low,
             factor * self.high,
         )  # fmt: skip
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the mean differs from 0 by more than chance: 0 is outside of the 95 % interval
+        of a mean of so few."""
+        if self.count < 2:
+            return False
+        factor = STUDENT_95[min(self.count - 1, len(STUDENT_95) - 1)]
+        return abs(self.mean) > factor * self.deviation / math.sqrt(self.count)
 
     def text(self, pattern: str = "{:.2f}") -> str:
         """Such as "70.5 ± 0.8"."""

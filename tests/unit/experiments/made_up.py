@@ -69,13 +69,15 @@ def info_of(name: str, cells: list[Cell], scale: str = "small") -> RunInfo:
     )
 
 
-def stored(folder: Path, name: str, scores: dict[str, list[float]] | None = None) -> Store:
-    """A run with all cells of two seeds finished.
+def stored(
+    folder: Path, name: str, scores: dict[str, list[float]] | None = None, seeds: int = 2
+) -> Store:
+    """A run with all cells finished.
 
     Args:
         scores: final accuracy by setting, one per seed.
     """
-    cells = cells_of(experiment_of(name), "small", 2)
+    cells = cells_of(experiment_of(name), "small", seeds)
     store = Store(folder)
     store.open(info_of(name, cells))
     for cell in cells:

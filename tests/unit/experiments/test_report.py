@@ -78,25 +78,31 @@ def test_ratios_of_this_run_stand_beside_those_of_the_paper(tmp_path: Path) -> N
     assert row(text, "baseline (fixed 0.8%), 2 bursts")[-1] == "72.33"
 
 
+CHANCE = "a difference that may be chance (0 is in its 95 % interval)"
+
+
 @pytest.mark.parametrize(
     ("late", "early", "verdict"),
     [
-        ([0.69, 0.71], [0.50, 0.52], "as in Fig. 1"),
-        ([0.50, 0.52], [0.69, 0.71], "the opposite of Fig. 1"),
-        ([0.60, 0.70], [0.62, 0.66], "no difference beyond the spread"),
+        ([0.69, 0.71, 0.70], [0.50, 0.52, 0.50], "as in Fig. 1"),
+        ([0.50, 0.52, 0.50], [0.69, 0.71, 0.70], "the opposite of Fig. 1"),
+        ([0.60, 0.70, 0.65], [0.62, 0.66, 0.66], CHANCE),
+        ([0.60, 0.61, 0.62], [0.60, 0.60, 0.60], CHANCE),
+        ([0.50, 0.52], [0.69, 0.71], "undecided, it takes 3 seeds at least"),
     ],
 )
 def test_the_verdict_on_fig_1(
     tmp_path: Path, late: list[float], early: list[float], verdict: str
 ) -> None:
-    stored(tmp_path, "phase-drop", {"none": [0.7, 0.72], "early-80": early, "late-80": late})
+    scores = {"none": [0.7, 0.72, 0.71], "early-80": early, "late-80": late}
+    stored(tmp_path, "phase-drop", scores, seeds=len(late))
     (sentence,) = [
         line
         for line in write_report(tmp_path)[1].read_text().splitlines()
         if line.startswith("- Dropping 80 %")
     ]
     # The made-up cells deliver 99.2 % in ten steps and 60 % in thirty.
-    assert f"(n = 2): {verdict}. In those steps 30.2 ± 0.0 %" in sentence
+    assert f"(n = {len(late)}): {verdict}. In those steps 30.2 ± 0.0 %" in sentence
 
 
 def test_eq_1_on_its_own_tolerance_is_told_from_eq_1_on_the_training(tmp_path: Path) -> None:

@@ -41,3 +41,11 @@ def test_quantiles_are_interpolated() -> None:
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
     assert quantile([4.0, 1.0], 1.0) == 4.0
     assert math.isnan(quantile([], 0.5))
+
+
+def test_few_seeds_need_a_large_difference() -> None:
+    assert not spread_of([1.0]).is_clear
+    assert not spread_of([1.0, 1.4]).is_clear  # 1.2 against 12.71 · 0.28 / √2
+    assert spread_of([1.0, 1.1]).is_clear
+    assert spread_of([-1.0, -1.3, -1.2]).is_clear
+    assert not spread_of([-1.0, 1.3, -1.2] * 20).is_clear
