@@ -68,13 +68,13 @@ class DBLPLink:
             "impairment": assignment.impairment,
             "check_every": 0,
             "exact_below_bytes": 0,
+            "downlink": setting.downlink,
         }
         if setting.transport == "server":
             options["address"] = assignment.address
         else:
             options |= {
                 "policy": policy_of(assignment.cell, assignment.steps),
-                "downlink": setting.downlink,
                 "rule": setting.rule,
                 "residual": setting.residual,
             }
