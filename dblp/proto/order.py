@@ -110,7 +110,7 @@ def _by_class(energy: np.ndarray, needed: int) -> Indices:
 
     An early stop drops what a full sort would drop, and what a burst leaves by a deadline is mostly
     of the stronger half.  But neighbours stay together, and so do the chunks of a block in large
-    rounds: sender, receiver and reduction read memory forwards, which halves the cost of a chunk.
+    rounds: sender, receiver and reduction read memory forwards.
     """
     count = len(energy)
     block = min(BLOCK_CHUNKS_MAX, max(1, count // BLOCKS_WANTED))
