@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -151,6 +151,20 @@ class Child:
             return f"{self.name} was ended by {signal.Signals(-status).name}"
         return f"{self.name} ended with status {status}"
 
+    @property
+    def serves_again(self) -> bool:
+        """Whether it waits for another order: a worker whose lifeline is open."""
+        assert self.process.stdin is not None
+        return not self.process.stdin.closed and self.process.poll() is None
+
+    def bury(self) -> None:
+        """Waits for the end of a process that was killed, and closes its input."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(ENDING_S)
+        with contextlib.suppress(OSError):
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+
 
 class Order(Protocol):
     """What a process is told to do."""
@@ -165,8 +179,7 @@ class ProcessGroup:
     def __init__(self, command: Sequence[str] = PROCESS) -> None:
         self._command = list(command)
         self._children: dict[str, Child] = {}
-        self._events: queue.Queue[tuple[str, dict[str, Any] | None]] = queue.Queue()
-        self._files: list[IO[str]] = []
+        self._events: queue.Queue[tuple[Child, dict[str, Any] | None]] = queue.Queue()
 
     def __enter__(self) -> ProcessGroup:
         return self
@@ -175,47 +188,53 @@ class ProcessGroup:
         for child in self._children.values():
             child.process.kill()
         for child in self._children.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(ENDING_S)
-            with contextlib.suppress(OSError):
-                assert child.process.stdin is not None
-                child.process.stdin.close()
-        for file in self._files:
-            file.close()
+            child.bury()
 
     def start(self, name: str, assignment: Order, log: Path) -> None:
-        """Starts one process; its own session keeps Ctrl-C from reaching it before us."""
-        file = log.open("w")
-        self._files.append(file)
-        process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-            bufsize=1,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        self._children[name] = Child(name, process, log)
-        threading.Thread(target=self._read, args=(name, process), daemon=True).start()
-        with contextlib.suppress(BrokenPipeError):  # it is dead already: next_event() says so
-            assert process.stdin is not None
-            process.stdin.write(assignment.to_json() + "\n")
-            process.stdin.flush()
+        """Starts the process called `name`, or gives it its next order when it is done with one.
 
-    def _read(self, name: str, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
+        A session of its own keeps Ctrl-C from reaching it before us.
+        """
+        child = self._children.get(name)
+        if child is not None and child.finished and child.serves_again:
+            child.finished = False
+        else:
+            if child is not None:
+                child.process.kill()
+                child.bury()
+            child = self._children[name] = self._started(name, log)
+        with contextlib.suppress(BrokenPipeError):  # it is dead already: next_event() says so
+            assert child.process.stdin is not None
+            child.process.stdin.write(assignment.to_json() + "\n")
+            child.process.stdin.flush()
+
+    def _started(self, name: str, log: Path) -> Child:
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                bufsize=1,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        child = Child(name, process, log)
+        threading.Thread(target=self._read, args=(child,), daemon=True).start()
+        return child
+
+    def _read(self, child: Child) -> None:
+        assert child.process.stdout is not None
+        for line in child.process.stdout:
             with contextlib.suppress(json.JSONDecodeError):  # cut off by a kill
-                self._events.put((name, json.loads(line)))
-        self._events.put((name, None))
+                self._events.put((child, json.loads(line)))
+        self._events.put((child, None))
 
     def next_event(self, limit_s: float) -> tuple[str, dict[str, Any]]:
         """The next event of any process within `limit_s` seconds.  A process that ends too early,
         an error event or silence raise DemoFailedError."""
-        for name, event in self._stream(limit_s):
-            child = self._children[name]
+        for child, event in self._stream(limit_s):
             if event is None:
                 if child.finished:
                     continue
@@ -224,7 +243,7 @@ class ProcessGroup:
                 child.error = event
                 raise self._failure(child)
             child.finished = event["event"] in ("trained", "served")
-            return name, event
+            return child.name, event
         logs = ", ".join(str(child.log) for child in self._children.values())
         raise DemoFailedError(
             f"no process has reported anything for {limit_s:.0f} s: look into {logs}"
@@ -241,7 +260,7 @@ class ProcessGroup:
             if sender == name:
                 return event
 
-    def _stream(self, limit_s: float) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    def _stream(self, limit_s: float) -> Iterator[tuple[Child, dict[str, Any] | None]]:
         """What the processes say until `limit_s` seconds have passed."""
         deadline = time.monotonic() + limit_s
         while (left_s := deadline - time.monotonic()) > 0:
@@ -254,12 +273,11 @@ class ProcessGroup:
         peer before its pipe reports the end, so the others get a moment to say what they saw."""
         failed = [first]
         running = {n for n, c in self._children.items() if not c.finished and c is not first}
-        for name, event in self._stream(ENDING_S if running - {SERVER} else 0.0):
-            child = self._children[name]
+        for child, event in self._stream(ENDING_S if running - {SERVER} else 0.0):
             if event is not None and event["event"] == "error":
                 child.error = event
-            if name in running and (event is None or event["event"] == "error"):
-                running.discard(name)
+            if child.name in running and (event is None or event["event"] == "error"):
+                running.discard(child.name)
                 failed.append(child)
             if not running - {SERVER}:  # the server need not say anything
                 break

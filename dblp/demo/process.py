@@ -2,13 +2,15 @@
 
 The orchestrator writes the `Assignment` as the first line of standard input and reads one JSON
 event per line from standard output.  Standard input stays open as a lifeline: when it closes, the
-server shuts down in good order and a worker ends at once: nothing outlives the orchestrator.
+server shuts down in good order and a worker ends at once: nothing outlives the orchestrator.  A
+worker that has trained takes the next line as its next assignment.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
 import threading
 import traceback
@@ -113,14 +115,20 @@ def run_process(
     serve: Callable[[_Order, Events, threading.Event], None],
     work: Callable[[_Order, Events], None],
 ) -> int:
-    """Runs one process as its first line of input, decoded by `read`, says; the exit status."""
+    """Runs one process as its lines of input, decoded by `read`, say; the exit status.
+
+    The server has one order.  A worker serves one after the other until standard input closes:
+    importing torch takes as long as a small training.
+    """
     emit = Events(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)  # a stray print must not end up among the events
     order = read(sys.stdin.readline())
     lifeline = threading.Event()
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def watch() -> None:
-        sys.stdin.read()
+        for line in sys.stdin:
+            lines.put(line)
         lifeline.set()
         if order.rank is not None:
             os._exit(1)
@@ -129,14 +137,15 @@ def run_process(
     try:
         if order.rank is None:
             serve(order, emit, lifeline)
-        else:
+            return 0
+        while True:
             work(order, emit)
+            order = read(lines.get())
     except Exception as error:
         if not isinstance(error, DBLPError):
             traceback.print_exc()  # goes to the log file that the orchestrator names
         emit({"event": "error", "kind": type(error).__name__, "message": str(error)})
         return 1
-    return 0
 
 
 def main() -> int:

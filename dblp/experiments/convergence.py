@@ -17,6 +17,9 @@ __all__ = ["blocks", "findings"]
 REFERENCES = ("exact", "none")
 """Names of the setting that loses nothing."""
 
+WORTH_A_SENTENCE = ("baseline", "paper", "ours", "feedback", "best")
+"""Names of the settings that are compared with exact in words."""
+
 SEEDS_MIN = 3
 """For a verdict: two seeds that agree by luck look like certainty."""
 
@@ -63,7 +66,7 @@ def findings(experiment: str, columns: Sequence[Column]) -> list[str]:
     sentences = []
     if experiment == "phase-drop":
         sentences += _early_and_late({column.setting.name: column for column in columns})
-    worth = [c for c in columns if c.setting.name in ("baseline", "paper", "ours", "best")]
+    worth = [c for c in columns if c.setting.name in WORTH_A_SENTENCE]
     for column in worth:
         spread = differences(column.by_seed("score"), reference.by_seed("score"))
         sentences.append(

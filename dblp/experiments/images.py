@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ __all__ = ["SOURCES", "describe_images", "images", "require_directory"]
 CIFAR_100_FOLDER = "cifar-100-python"
 
 
+@functools.lru_cache(maxsize=1)  # the next cell of a process most often has the same
 def images(workload: Workload, data: str | None) -> Dataset:
     """The images of a workload, cut to what it uses.
 

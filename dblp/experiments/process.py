@@ -1,7 +1,7 @@
 """One process of a cell: the parameter server or a rank.  `python -m dblp.experiments.process`.
 
-As in the demo: the `Assignment` is the first line of standard input, events leave as lines of JSON,
-and the process ends when standard input closes.
+As in the demo: an `Assignment` is a line of standard input, events leave as lines of JSON, and the
+process ends when standard input closes.
 """
 
 from __future__ import annotations

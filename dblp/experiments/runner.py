@@ -15,7 +15,7 @@ from .assignment import START_UP_S, Assignment
 from .settings import Cell, burst_rounds
 from .store import CellResult, Store, commit, now
 
-__all__ = ["run_cell", "run_cells"]
+__all__ = ["PROCESS", "run_cell", "run_cells"]
 
 PROCESS = (sys.executable, "-m", "dblp.experiments.process")
 SERVER = "server"
@@ -44,30 +44,33 @@ def run_cells(
             known[cell.workload] = steps_of(cell, data)
         burst_rounds(cell, known[cell.workload])
     made = []
-    for cell in cells:
-        if cell in todo:
-            result = run_cell(cell, known[cell.workload], store, data, on_step)
+    with ProcessGroup(PROCESS) as group:
+        for cell in todo:
+            result = run_cell(group, cell, known[cell.workload], store, data, on_step)
             store.save(result)
             made.append(result)
     return made
 
 
-def run_cell(cell: Cell, steps: int, store: Store, data: str | None, on_step: OnStep) -> CellResult:
-    """One training, or one stretch of traffic; its processes are gone afterwards."""
+def run_cell(
+    group: ProcessGroup, cell: Cell, steps: int, store: Store, data: str | None, on_step: OnStep
+) -> CellResult:
+    """One training, or one stretch of traffic.
+
+    Args:
+        group: of `PROCESS`; the processes of its ranks stay for the next cell.
+    """
     logs = store.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory(prefix="dblp-experiment-") as scratch,
-        ProcessGroup(PROCESS) as group,
-    ):
+    with tempfile.TemporaryDirectory(prefix="dblp-experiment-") as scratch:
         order = Assignment(cell, steps, data, str(Path(scratch) / "store"))
         if cell.setting.transport == "server":
             group.start(SERVER, order, logs / f"{cell.key}-server.log")
             address = group.next_event(START_UP_S)[1]["address"]
             order = dataclasses.replace(order, address=address)
         for rank in range(cell.workers):
-            log = logs / f"{cell.key}-rank-{rank}.log"
+            log = logs / f"rank-{rank}.log"
             group.start(f"rank {rank}", dataclasses.replace(order, rank=rank), log)
         result = _follow(group, cell, steps, on_step)
         if cell.setting.transport == "server":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sysconfig
 from collections import Counter
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Text:
     """Number of different tokens."""
 
 
+@functools.lru_cache(maxsize=1)  # the next cell of a process most often has the same
 def text(workload: Workload, data: str | None) -> Text:
     """The text of a workload, cut to what it uses.
 

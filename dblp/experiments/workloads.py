@@ -34,7 +34,7 @@ TRAINING: dict[str, dict[str, Workload]] = {
     },
     "efficientnet-b0": {
         "small": Workload(
-            model="efficientnet", data="cifar10", samples=4800, test_samples=1500, epochs=6,
+            model="efficientnet", data="cifar10", samples=4800, test_samples=3000, epochs=6,
             batch=96, learning_rate=0.1, label_smoothing=0.1, augment=True,
         ),
         # 10 epochs of 93 steps: 930 iterations.
@@ -45,7 +45,7 @@ TRAINING: dict[str, dict[str, Workload]] = {
     },
     "resnet50": {
         "small": Workload(
-            model="resnet", data="cifar100", samples=19200, test_samples=3000, epochs=6, batch=192,
+            model="resnet", data="cifar100", samples=19200, test_samples=6000, epochs=6, batch=192,
             learning_rate=0.1, augment=True,
         ),
         # 15 epochs of 93 steps: 1,395 iterations.
@@ -56,7 +56,7 @@ TRAINING: dict[str, dict[str, Workload]] = {
     },
     "alexnet": {
         "small": Workload(
-            model="alexnet", data="cifar100", samples=14400, test_samples=3000, epochs=6,
+            model="alexnet", data="cifar100", samples=14400, test_samples=6000, epochs=6,
             batch=192, learning_rate=0.03, augment=True,
         ),
         "paper": Workload(
@@ -79,7 +79,7 @@ TRAINING: dict[str, dict[str, Workload]] = {
 
 SENSITIVITY_TRAINING = {
     "small": Workload(
-        model="resnet", data="cifar10", samples=9600, test_samples=3000, epochs=6, batch=96,
+        model="resnet", data="cifar10", samples=9600, test_samples=6000, epochs=6, batch=96,
         learning_rate=0.1, augment=True,
     ),
     "paper": Workload(

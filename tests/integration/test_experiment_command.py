@@ -63,23 +63,42 @@ def test_missing_data_ends_the_command_before_anything_starts(tmp_path: Path) ->
     assert not (tmp_path / "o" / "logs").exists()
 
 
-def made(tmp_path: Path, **changes: object) -> CellResult:
-    """A cell of AlexNet on digits, with two ranks."""
-    from dblp.experiments.runner import run_cell
-    from dblp.experiments.tasks import steps_of
-
+def cell_of(**changes: object) -> Cell:
+    """AlexNet on digits, with two ranks."""
     workload = Workload(
         model="alexnet", data="digits", samples=192, test_samples=40, batch=24, interval=1
     )
-    setting = Setting(name="one", label="one", policy="norm", low="0.8%", **changes)
-    cell = Cell(
+    fields: dict[str, object] = {"low": "0.8%", **changes}
+    setting = Setting(name="one", label="one", policy="norm", **fields)  # type: ignore[arg-type]
+    return Cell(
         kind="train", workload=workload, setting=setting, seed=1, bursts=Bursts(count=1), workers=2
     )
-    return run_cell(cell, steps_of(cell, None), Store(tmp_path), None, lambda *_: None)
+
+
+def made(tmp_path: Path, *cells: Cell) -> list[CellResult]:
+    """Their results, from the same processes."""
+    from dblp.demo.orchestrate import ProcessGroup
+    from dblp.experiments.runner import PROCESS, run_cell
+    from dblp.experiments.tasks import steps_of
+
+    store = Store(tmp_path)
+    with ProcessGroup(PROCESS) as group:
+        return [
+            run_cell(group, cell, steps_of(cell, None), store, None, lambda *_: None)
+            for cell in cells
+        ]
+
+
+def test_a_cell_does_not_depend_on_the_one_before_it(tmp_path: Path) -> None:
+    exact, lossy = cell_of(low="0%", high="0%"), cell_of(transport="mesh", high="80%")
+    first, _, again = made(tmp_path, exact, lossy, exact)
+    assert first.steps["loss"] == again.steps["loss"]
+    assert first.scores[0]["value"] == again.scores[0]["value"]
+    assert len(list((tmp_path / "logs").glob("rank-*.log"))) == 2
 
 
 def test_the_papers_setting_loses_on_both_ways_and_lets_replicas_drift(tmp_path: Path) -> None:
-    found = made(tmp_path, downlink="lossy", order="sequential", norm="received")
+    (found,) = made(tmp_path, cell_of(downlink="lossy", order="sequential", norm="received"))
     assert found.drift > 0
     assert found.steps["tolerance"][0] == "0.8%" and "40.8%" in found.steps["tolerance"]
     critical = found.steps["critical"]
@@ -90,7 +109,9 @@ def test_the_papers_setting_loses_on_both_ways_and_lets_replicas_drift(tmp_path:
 
 
 def test_our_best_setting_keeps_replicas_equal_with_less_delivered(tmp_path: Path) -> None:
-    found = made(tmp_path, transport="mesh", high="80%", order="magnitude", residual=True)
+    (found,) = made(
+        tmp_path, cell_of(transport="mesh", high="80%", order="magnitude", residual=True)
+    )
     assert found.drift == 0.0
     assert min(found.steps["delivered"]) < 0.8
     assert found.metric == "accuracy" and 0 <= found.scores[-1]["value"] <= 1

@@ -36,7 +36,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Keys of the cells that were made; nothing is trained."""
     keys: list[str] = []
 
-    def run_cell(cell: Cell, steps: int, *_: object) -> object:
+    def run_cell(group: object, cell: Cell, steps: int, *_: object) -> object:
         assert steps == 40
         keys.append(cell.key)
         return result_of(cell)
@@ -63,10 +63,10 @@ def test_an_interruption_leaves_what_was_finished(
 ) -> None:
     fake = runner.run_cell
 
-    def interrupted(cell: Cell, *rest: object) -> object:
+    def interrupted(group: object, cell: Cell, *rest: object) -> object:
         if cell is CELLS[2]:
             raise KeyboardInterrupt
-        return fake(cell, *rest)
+        return fake(group, cell, *rest)
 
     monkeypatch.setattr(runner, "run_cell", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -106,10 +106,12 @@ def test_the_command_follows_all_cells_and_goes_on(
 ) -> None:
     fake = runner.run_cell
 
-    def steps(cell: Cell, count: int, store: Store, data: str | None, on_step: Any) -> object:
+    def steps(
+        group: object, cell: Cell, count: int, store: Store, data: str | None, on_step: Any
+    ) -> object:
         for step in range(count):
             on_step(cell, step + 1, count, None if step == 0 else 1.0)
-        return fake(cell, count)
+        return fake(group, cell, count)
 
     monkeypatch.setattr(runner, "run_cell", steps)
     monkeypatch.setattr("dblp.experiments.tasks.describe_data", lambda *_: "made up")
