@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -21,7 +23,9 @@ from rich.progress import (
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    from ..experiments.network import Network
     from ..experiments.settings import Cell, Scale
+    from ..experiments.store import RunInfo
 
 EPILOG = """
 [bold]Experiments[/bold]
@@ -45,6 +49,8 @@ EPILOG = """
 [cyan]dblp experiment phase-drop --scale smoke[/cyan]     does it run here? seconds, no data
 
 [cyan]dblp experiment phase-drop --data ~/data[/cyan]     ~/data/cifar-10-batches-py
+
+[cyan]dblp experiment resnet50 --data ~/data --network 1gbit[/cyan]
 
 [cyan]dblp report runs/experiments[/cyan]                 all results as one page
 """
@@ -77,6 +83,12 @@ def run(
         Path | None,
         typer.Option(help="Directory of the results.", show_default="runs/experiments/NAME-SCALE"),
     ] = None,
+    network: Annotated[
+        str,
+        typer.Option(
+            help="loopback, or 1gbit: a network of its own in which all processes share 1 Gb/s."
+        ),
+    ] = "loopback",
 ) -> None:
     """Repeat a part of the paper's evaluation over real UDP sockets, and more than the paper shows.
 
@@ -84,41 +96,47 @@ def run(
     so after an interruption the same command goes on where it was. dblp report makes a page of it.
     """
     from ..experiments.catalogue import cells_of, experiment_of
+    from ..experiments.network import enter
+    from ..experiments.store import RunInfo
 
     experiment = experiment_of(name)
     repetitions = (1 if scale == "smoke" else 3) if seeds is None else seeds
-    cells = cells_of(experiment, cast("Scale", scale), repetitions)
+    cells = cells_of(experiment, cast("Scale", scale), repetitions, cast("Network", network))
     _require("torch", "transformers")
-    folder = out if out is not None else Path("runs/experiments") / f"{name}-{scale}"
-    _run(name, scale, repetitions, cells, folder, None if data is None else str(data))
+    enter(network, sys.argv[1:])
+    shaped = "" if network == "loopback" else f" --network {network}"
+    info = RunInfo(
+        experiment=name,
+        scale=scale,
+        seeds=repetitions,
+        # Not as it was typed: results are shown to others, paths of a machine are nobody's.
+        command=f"dblp experiment {name} --data DIR --scale {scale} --seeds {repetitions}{shaped}",
+        cells=tuple(cell.key for cell in cells),
+        network=network,
+    )
+    folder = out if out is not None else Path("runs/experiments") / info.name
+    _run(info, cells, folder, None if data is None else str(data))
 
 
-def _run(
-    name: str, scale: str, seeds: int, cells: list[Cell], folder: Path, data: str | None
-) -> None:
+def _run(info: RunInfo, cells: list[Cell], folder: Path, data: str | None) -> None:
     from ..experiments.runner import run_cells
-    from ..experiments.store import RunInfo, Store, commit, describe_machine
+    from ..experiments.store import Store, commit, describe_machine
     from ..experiments.tasks import describe_data
 
     store = Store(folder)
     finished = sum(store.is_finished(cell) for cell in cells)
     store.open(
-        RunInfo(
-            experiment=name,
-            scale=scale,
-            seeds=seeds,
+        dataclasses.replace(
+            info,
             data=describe_data(cells, data) if finished < len(cells) else "",
-            # Not as it was typed: results are shown to others, paths of a machine are nobody's.
-            command=f"dblp experiment {name} --data DIR --scale {scale} --seeds {seeds}",
             commit=commit(),
             machine=describe_machine(),
-            cells=tuple(cell.key for cell in cells),
         )
     )
     console = Console()
     try:
         with _progress(console) as progress:
-            whole = progress.add_task(name, total=len(cells), completed=finished, loss="cells")
+            whole = progress.add_task(info.name, total=len(cells), completed=finished, loss="cells")
             current: dict[str, TaskID] = {}
             begun = 0
 

@@ -6,8 +6,9 @@ import dataclasses
 from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
+from .network import Network
 from .settings import SCALES, Bursts, Cell, Scale, Setting, Workload
-from .workloads import SENSITIVITY_TRAINING, SMOKE, TRAFFIC, TRAINING
+from .workloads import SENSITIVITY_TRAINING, SHAPED, SMOKE, TRAFFIC, TRAINING
 
 __all__ = ["EXPERIMENTS", "Experiment", "Study", "cells_of", "experiment_of"]
 
@@ -232,10 +233,13 @@ def experiment_of(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def cells_of(experiment: Experiment, scale: Scale, seeds: int) -> list[Cell]:
+def cells_of(
+    experiment: Experiment, scale: Scale, seeds: int, network: Network = "loopback"
+) -> list[Cell]:
     """All cells, seed after seed, so that an interrupted run has whole comparisons.
 
-    At `smoke` a few settings, with two workers.
+    At `smoke` a few settings, with two workers.  In a shaped network fewer rounds of traffic, and
+    no trainings with bursts: what they learn is no other than on loopback.
     """
     if scale not in SCALES:
         raise ConfigError(f"--scale is {scale!r}: choose one of {', '.join(SCALES)}")
@@ -244,7 +248,7 @@ def cells_of(experiment: Experiment, scale: Scale, seeds: int) -> list[Cell]:
     return [
         Cell(
             kind="traffic" if study.kind == "traffic" else "train",
-            workload=_workload(experiment.name, study.kind, scale),
+            workload=_workload(experiment.name, study.kind, scale, network),
             setting=setting,
             seed=seed,
             bursts=Bursts(count=study.bursts),
@@ -252,14 +256,17 @@ def cells_of(experiment: Experiment, scale: Scale, seeds: int) -> list[Cell]:
         )
         for seed in range(1, seeds + 1)
         for study in experiment.studies
+        if network == "loopback" or study.kind == "traffic" or not study.bursts
         for setting in study.settings
         if scale != "smoke" or setting.name in study.smoke
     ]
 
 
-def _workload(name: str, kind: str, scale: Scale) -> Workload:
+def _workload(name: str, kind: str, scale: Scale, network: Network) -> Workload:
     if kind == "traffic":
         found = TRAFFIC[name]
+        if network != "loopback" and scale == "small":
+            found = dataclasses.replace(found, **SHAPED[name])
         return dataclasses.replace(found, **SMOKE["traffic"]) if scale == "smoke" else found
     training = TRAINING.get(name, SENSITIVITY_TRAINING)
     if scale == "smoke":

@@ -142,7 +142,7 @@ def _curves(info: RunInfo, columns: Sequence[Column]) -> Block:
     label = axis_label(metric)
     svg = line_chart(lines, title=name, x_label="epoch", y_label=label, log=metric != "accuracy")
     caption = f"{name} of this run: {label} after each epoch, mean and range of the seeds.{rest}"
-    return Figure(f"{info.experiment}-{info.scale}-learning", caption, svg)
+    return Figure(f"{info.name}-learning", caption, svg)
 
 
 def _sweep(info: RunInfo, columns: Sequence[Column]) -> list[Block]:
@@ -168,7 +168,7 @@ def _sweep(info: RunInfo, columns: Sequence[Column]) -> list[Block]:
         lines, title="P_high", x_label="P_high (%)", y_label=axis_label(swept[0].metric)
     )
     caption = "The score over P_high, mean and range of the seeds."
-    return [Figure(f"{info.experiment}-{info.scale}-high", caption, svg)]
+    return [Figure(f"{info.name}-high", caption, svg)]
 
 
 def axis_label(metric: str) -> str:
@@ -278,7 +278,7 @@ def _critical(info: RunInfo, columns: Sequence[Column]) -> list[Block]:
         ),
         Table("How often Eq. 1 fires per training", names, rows),
         Figure(
-            f"{info.experiment}-{info.scale}-clr",
+            f"{info.name}-clr",
             f"{watched[0].setting.label}, seed {cell.cell.seed}: gradient norms; dashed where a "
             "critical regime begins.",
             chart,

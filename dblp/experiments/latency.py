@@ -111,7 +111,7 @@ def _pictures(info: RunInfo, by_name: dict[tuple[str, bool], Column]) -> list[Bl
                 ys=[(place + 1) / count for place in range(count)],
             )
         )
-    stem = f"{info.experiment}-{info.scale}"
+    stem = info.name
     return [
         Figure(
             f"{stem}-latency",

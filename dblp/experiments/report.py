@@ -61,7 +61,7 @@ def blocks_of(store: Store) -> list[Block]:
     columns = columns_of(store.results())
     experiment = experiment_of(info.experiment)
     blocks: list[Block] = [
-        Heading(f"{experiment.title} ({info.scale})"),
+        Heading(f"{experiment.title} ({info.name.removeprefix(f'{info.experiment}-')})"),
         Text(experiment.shows),
         *_origin(info, columns),
     ]

@@ -38,6 +38,14 @@ class RunInfo:
     machine: dict[str, Any] = dataclasses.field(default_factory=dict)
     cells: tuple[str, ...] = ()
     """Keys of all cells, finished or not."""
+    network: str = "loopback"
+    """One of `network.NETWORKS`."""
+
+    @property
+    def name(self) -> str:
+        """Tells it from other runs: experiment, scale, and network where that is not loopback."""
+        network = "" if self.network == "loopback" else f"-{self.network}"
+        return f"{self.experiment}-{self.scale}{network}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,10 +92,10 @@ class Store:
             ) from error
         if (self.folder / RUN_FILE).exists():
             found = self.info()
-            if (found.experiment, found.scale) != (info.experiment, info.scale):
+            if found.name != info.name:
                 raise ConfigError(
-                    f"--out {self.folder} has results of {found.experiment} --scale {found.scale}:"
-                    " choose another directory"
+                    f"--out {self.folder} has results of {found.experiment} --scale {found.scale} "
+                    f"--network {found.network}: choose another directory"
                 )
             info = dataclasses.replace(info, data=info.data or found.data)
         self.write(self.folder / RUN_FILE, dataclasses.asdict(info))

@@ -6,7 +6,7 @@ from typing import Any
 
 from .settings import Workload
 
-__all__ = ["SENSITIVITY_TRAINING", "SMOKE", "TRAFFIC", "TRAINING"]
+__all__ = ["SENSITIVITY_TRAINING", "SHAPED", "SMOKE", "TRAFFIC", "TRAINING"]
 
 SMOKE: dict[str, dict[str, Any]] = {
     "digits": {
@@ -96,3 +96,11 @@ TRAFFIC = {
     "gpt2": Workload(model="GPT-2", elements=124_439_808, rounds=14, interval=2),
 }
 """Gradients of the models' published sizes."""
+
+SHAPED: dict[str, dict[str, Any]] = {
+    "efficientnet-b0": {"rounds": 20, "interval": 2},
+    "resnet50": {"rounds": 12, "interval": 2},
+    "alexnet": {"rounds": 8, "interval": 1},
+    "gpt2": {"rounds": 6, "interval": 1},
+}
+"""Fewer rounds for a shaped network at `small`: one of GPT-2 takes up to 25 s at 1 Gb/s."""

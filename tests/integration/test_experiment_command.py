@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dblp import ConfigError
 from dblp.experiments.settings import Bursts, Cell, Setting, Workload
 from dblp.experiments.store import CellResult, Store
 
@@ -115,3 +116,20 @@ def test_our_best_setting_keeps_replicas_equal_with_less_delivered(tmp_path: Pat
     assert found.drift == 0.0
     assert min(found.steps["delivered"]) < 0.8
     assert found.metric == "accuracy" and 0 <= found.scores[-1]["value"] <= 1
+
+
+def test_the_command_runs_in_a_shaped_network_of_its_own(tmp_path: Path) -> None:
+    from dblp.experiments import network
+
+    try:
+        network._try(["unshare", "-Urn", "sh", "-c", network.SHAPE, "sh", "true"], "1gbit")
+    except ConfigError as error:
+        pytest.skip(str(error))
+    out = tmp_path / "o"
+    done = dblp(
+        "experiment", "phase-drop", "--scale", "smoke", "--network", "1gbit", "--out", str(out)
+    )
+    assert done.returncode == 0, done.stderr
+    info = Store(out).info()
+    assert info.network == "1gbit" and "rate 1Gbit" in info.machine["network"]
+    assert info.command.endswith("--network 1gbit")

@@ -96,8 +96,8 @@ def test_a_broken_result_says_what_to_do(store: Store, ran: list[str]) -> None:
 
 def test_a_directory_belongs_to_one_experiment_and_scale(store: Store) -> None:
     store.open(dataclasses.replace(store.info(), seeds=5))  # more seeds are fine
-    for change in ({"experiment": "gpt2"}, {"scale": "paper"}):
-        with pytest.raises(ConfigError, match="has results of phase-drop --scale small"):
+    for change in ({"experiment": "gpt2"}, {"scale": "paper"}, {"network": "1gbit"}):
+        with pytest.raises(ConfigError, match="of phase-drop --scale small --network loopback"):
             store.open(dataclasses.replace(store.info(), **change))
 
 
