@@ -116,6 +116,27 @@ def _transformers() -> Any:
     return transformers
 
 
+def initialised(net: nn.Module) -> nn.Module:
+    """Gives convolutions weights after He et al. (2015) and makes BatchNorm the identity, as the
+    published models start."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out")
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
+        else:
+            continue
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    return net
+
+
+def alexnet(classes: int, size: str) -> nn.Module:
+    """AlexNet; with PyTorch's own initial weights, and no BatchNorm, it does not begin to learn in
+    a small training."""
+    return initialised(AlexNet(classes, size))
+
+
 def efficientnet(classes: int, size: str) -> nn.Module:
     """EfficientNet-B0, or half as wide and deep."""
     library = _transformers()
@@ -133,7 +154,8 @@ def efficientnet(classes: int, size: str) -> nn.Module:
         # B0 halves its pixels five times; at 32×32 the small one keeps the first two.
         **({} if size == "paper" else {"strides": [1, 1, 2, 2, 1, 2, 1]}),
     )
-    return Logits(library.EfficientNetForImageClassification(config))
+    # transformers 5 draws BatchNorm's weights around zero: signals vanish within a few blocks.
+    return Logits(initialised(library.EfficientNetForImageClassification(config)))
 
 
 def resnet(classes: int, size: str) -> nn.Module:
@@ -171,7 +193,7 @@ def gpt2(vocabulary: int, size: str) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[int, str], nn.Module]] = {
-    "alexnet": AlexNet,
+    "alexnet": alexnet,
     "densenet": densenet,
     "efficientnet": efficientnet,
     "gpt2": gpt2,

@@ -35,7 +35,7 @@ TRAINING: dict[str, dict[str, Workload]] = {
     "efficientnet-b0": {
         "small": Workload(
             model="efficientnet", data="cifar10", samples=4800, test_samples=3000, epochs=6,
-            batch=96, learning_rate=0.1, label_smoothing=0.1, augment=True,
+            batch=96, learning_rate=0.05, label_smoothing=0.1, augment=True,
         ),
         # 10 epochs of 93 steps: 930 iterations.
         "paper": Workload(
@@ -57,7 +57,7 @@ TRAINING: dict[str, dict[str, Workload]] = {
     "alexnet": {
         "small": Workload(
             model="alexnet", data="cifar100", samples=14400, test_samples=6000, epochs=6,
-            batch=192, learning_rate=0.03, augment=True,
+            batch=192, learning_rate=0.05, augment=True,
         ),
         "paper": Workload(
             model="alexnet", size="paper", data="cifar100", epochs=15, batch=534,

@@ -36,3 +36,26 @@ def test_small_models_learn_and_start_equal_everywhere(name: str) -> None:
         loss = torch.nn.functional.cross_entropy(logits, torch.tensor([1, 2]))
     loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_few_steps_on_one_batch_learn_it(name: str) -> None:
+    """A model whose signals vanish at the start trains without an error, and learns nothing."""
+    pytest.importorskip("transformers")
+    model = build(name, 10, "small", 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(16, 3, 32, 32, generator=generator)
+    labels = torch.arange(16) % 10
+    tokens = torch.randint(10, (4, 16), generator=generator)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        if name == "gpt2":
+            loss = model(input_ids=tokens, labels=tokens).loss
+        else:
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0], losses
