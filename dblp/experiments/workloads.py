@@ -67,7 +67,7 @@ TRAINING: dict[str, dict[str, Workload]] = {
     "gpt2": {
         "small": Workload(
             model="gpt2", data="wikitext2", samples=24 * 64 * 250, test_samples=40_000, epochs=3,
-            batch=24, sequence=64, vocabulary=4000, optimizer="adamw", learning_rate=3e-3,
+            batch=24, sequence=64, vocabulary=4000, optimizer="adamw", learning_rate=1e-3,
             weight_decay=0.01,
         ),
         "paper": Workload(
