@@ -27,8 +27,8 @@ def run(
 ) -> None:
     """Make a page of what experiments have found, beside the figures of the paper.
 
-    Writes report.html, which needs nothing else and can be read on a phone, and report.md with its
-    figures as SVG. An unfinished run is shown as far as it is.
+    Writes report.html, which needs nothing else and can be read on a phone, report.md with its
+    figures as SVG, and results.json with the numbers. An unfinished run is shown as far as it is.
     """
     from ..experiments.report import write_report
 

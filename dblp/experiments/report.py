@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError
 from . import convergence, latency, reasons
 from .catalogue import experiment_of
-from .measures import Column, columns_of
+from .measures import MEASURES, Column, burst_sends, columns_of
 from .page import Block, Heading, Items, Table, Text, to_html, to_markdown
 from .paper import PAPER
 from .store import RunInfo, Store, find_runs
@@ -17,14 +21,15 @@ __all__ = ["blocks_of", "write_report"]
 
 
 def write_report(folder: Path, out: Path | None = None) -> list[Path]:
-    """Writes `report.html`, `report.md` and the figures of the Markdown.
+    """Writes `report.html`, `report.md` with its figures, and `results.json`: the numbers of every
+    cell without its single steps, small enough to keep and to pass on.
 
     Args:
         folder: of a run, or with several runs below it.
         out: where the files go; None: to `folder`.
 
     Returns:
-        The page and the Markdown.
+        The page, the Markdown and the numbers.
 
     Raises:
         ConfigError: there are no results, or the files cannot be written.
@@ -45,14 +50,37 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
         blocks += _comparison(stores)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        files = [target / "report.html", target / "report.md"]
+        files = [target / name for name in ("report.html", "report.md", "results.json")]
         files[0].write_text(to_html("DBLP: experiments", blocks))
         files[1].write_text(to_markdown(blocks, target))
+        files[2].write_text(json.dumps([_numbers(store) for store in stores], indent=1) + "\n")
     except OSError as error:
         raise ConfigError(
             f"{target} cannot be written ({error.strerror}): pass another --out"
         ) from error
     return files
+
+
+def _numbers(store: Store) -> dict[str, Any]:
+    """What a run is, and of every finished cell its configuration, scores and measures."""
+    cells = []
+    for result in store.results():
+        measured = {name: measure(result) for name, measure in MEASURES.items()}
+        cells.append(
+            {
+                **result.cell.to_dict(),
+                "key": result.cell.key,
+                "scores": result.scores,
+                "metric": result.metric,
+                # Names say the unit; what a cell does not have is left out.
+                **{name: value for name, value in measured.items() if math.isfinite(value)},
+                "bursts_send_s": burst_sends(result),
+                "commit": result.commit,
+                "finished": result.finished,
+            }
+        )
+    info = dataclasses.asdict(store.info())
+    return {**{key: value for key, value in info.items() if key != "cells"}, "cells": cells}
 
 
 def blocks_of(store: Store) -> list[Block]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -43,7 +44,7 @@ class Outline(HTMLParser):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_page_is_one_file_that_fetches_nothing(tmp_path: Path, name: str) -> None:
     stored(tmp_path, name)
-    page, markdown = write_report(tmp_path)
+    page, markdown, _ = write_report(tmp_path)
     text = page.read_text()
     outline = Outline()
     outline.feed(text)
@@ -53,6 +54,19 @@ def test_a_page_is_one_file_that_fetches_nothing(tmp_path: Path, name: str) -> N
     assert outline.count["svg"] >= 1
     for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", markdown.read_text()):
         ElementTree.fromstring((tmp_path / picture).read_text())
+
+
+def test_the_numbers_of_every_cell_are_kept_without_its_steps(tmp_path: Path) -> None:
+    stored(tmp_path, "resnet50")
+    *_, numbers = write_report(tmp_path)
+    (run,) = json.loads(numbers.read_text())
+    assert run["experiment"] == "resnet50" and run["machine"] is not None
+    cell = next(cell for cell in run["cells"] if cell["key"] == "train-baseline-bursts3-s1")
+    assert cell["setting"]["low"] == "2.4%" and cell["workload"]["model"] == "resnet"
+    assert cell["tail_send_s"] == pytest.approx(0.3) and cell["bursts_send_s"] == [0.3] * 3
+    assert cell["score"] == cell["scores"][-1]["value"] and "steps" not in cell
+    traffic = next(cell for cell in run["cells"] if cell["kind"] == "traffic")
+    assert "score" not in traffic  # NaN is no JSON
 
 
 def row(text: str, start: str) -> list[str]:
