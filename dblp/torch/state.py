@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 
 from ..collective.base import Collective
-from ..errors import ConfigError, DBLPError, LocalProtocolError
+from ..errors import ConfigError, LocalProtocolError
 from ..phase import TolerancePolicy
 from ..tolerance import Tolerance
 from .consistency import ReplicaCheck, resync
 from .engine import EngineParts, ExchangeEngine, StepReport
 from .feedback import ErrorFeedback
 from .group import RankGroup
+from .join import JoinWatch
 from .layout import BucketLayout, Slot, check_patterns
 from .options import SERVER_DECIDES, ExchangeOptions, choose_policy, options_from
 from .recovery import Recovery
@@ -100,7 +101,7 @@ class DBLPState:
         self._feedback = ErrorFeedback() if self.options.residual else None
         self._meeting: Meeting | None = None
         self._engine: ExchangeEngine | None = None
-        self._model: weakref.ref[Any] | None = None
+        self._join: JoinWatch | None = None
         self._pid = os.getpid()
         self.connect(process_group, named_parameters)
 
@@ -212,15 +213,14 @@ class DBLPState:
         return bool(self.options.exact) or self._feedback is not None
 
     def watch_join(self, ddp_model: Any) -> None:
-        """Remembers the model, to know when it runs under `join()`: then ranks end steps alone."""
-        self._model = weakref.ref(ddp_model)
+        """Looks when the model runs under `join()`: then ranks end steps alone."""
+        self._join = JoinWatch(ddp_model, weak_method(self, "_end_last_step", None))
 
     @property
     def is_joining(self) -> bool:
         """Whether ranks may run out of inputs at different times, so that not all of them come to
         the end of a backward pass."""
-        model = None if self._model is None else self._model()
-        return model is not None and bool(model._join_config.enable)
+        return self._join is not None and self._join.is_joining
 
     def layout_of(self, bucket: Any) -> BucketLayout:
         """Names and places of the parameters in a DDP bucket, known by the parameters, never by
@@ -254,8 +254,9 @@ class DBLPState:
                 self.on_step(report)
 
     def _end_last_step(self) -> None:
-        """Nothing has ended the last step of a rank that had no inputs left under `join()`."""
-        if self.is_joining and self._engine is not None and self._engine.is_open:
+        """At the end of a `join()` block: nothing else ends the last step of a rank that had no
+        inputs left."""
+        if self._engine is not None and self._engine.is_open:
             self.finish_step(together=False)
 
     # --- for the script
@@ -271,7 +272,7 @@ class DBLPState:
         return self._clock.policy
 
     @property
-    def error(self) -> DBLPError | None:
+    def error(self) -> Exception | None:
         """The error after which no step can be made; None while all is well."""
         return None if self._engine is None else self._engine.error
 
@@ -304,7 +305,6 @@ class DBLPState:
 
         Residuals differ between ranks, so with `residual=True` every rank saves its own.
         """
-        self._end_last_step()
         residuals = {} if self._feedback is None else self._feedback.state_dict()
         return {
             "version": STATE_VERSION,
@@ -323,7 +323,6 @@ class DBLPState:
                 f"the checkpoint has version {state.get('version')!r} of the hook's state, this is "
                 f"{STATE_VERSION}: use the dblp that wrote it"
             )
-        self._end_last_step()
         if self._engine is not None and self._engine.is_open:
             raise LocalProtocolError(
                 "a step is under way: load the checkpoint before the backward pass"
@@ -350,7 +349,7 @@ class DBLPState:
         self._feedback = ErrorFeedback() if self.options.residual else None
         self._meeting = None
         self._engine = None
-        self._model = None
+        self._join = None
         self._pid = os.getpid()
         self.load_state_dict(pickled["state"])
 
