@@ -94,7 +94,10 @@ class PinnedMemory(HostMemory):
                 work.complete()
                 return
             work.host = host
-            then(work)
+            # What else is read from the device, such as a loss scale, waits for this copy at most,
+            # not for what backward has queued by now.
+            with self._cuda.stream(self._down):
+                then(work)
 
         self._waiter.submit(wait)
 

@@ -21,7 +21,7 @@ from .options import ExchangeOptions
 from .pipeline import BucketPipeline
 from .recovery import Recovery
 from .steps import StepClock
-from .work import BucketWork
+from .work import BucketWork, LossScale
 
 __all__ = ["ExchangeEngine", "StepReport"]
 
@@ -81,18 +81,23 @@ class EngineParts:
 class ExchangeEngine:
     """Runs steps.
 
-    *Commands*: `launch` (never waits), `finish` (waits for the step), `forget`, `close`.
+    *Commands*: `launch` (never waits), `finish` (waits for the step), `fail`, `forget`, `close`.
     *Getters*: `error`, `is_open`, `clock`.
+
+    Errors are those of the transport, and whatever a policy or an optimizer of the user's raises
+    when it is asked.  `launch` raises neither: DDP's reducer does not survive that.
     """
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self.clock = parts.clock
-        self.error: DBLPError | None = None
+        self.error: Exception | None = None
         """The first error that the training cannot go on after."""
         self._pipeline = BucketPipeline(parts.collective, parts.options, parts.feedback)
         self._works: list[BucketWork] = []
-        self._scale = 1.0
+        self._scale = LossScale(parts.get_scale)
+        self._refusal: Exception | None = None
+        """Why no bucket of this step is sent: what the policy or the optimizer raised."""
         self._closed = False
 
     @property
@@ -107,43 +112,65 @@ class ExchangeEngine:
 
         An error completes the future too.  It is raised by `finish`.
         """
-        if not self._works:
-            self._scale = self._parts.get_scale()
-            self.clock.decide(self._parts.get_learning_rate())
-        decision = self.clock.decision(stream)
-        tolerance = decision.tolerance
         memory = self._parts.memories.of(buffer.device)
-        work = BucketWork(
-            stream,
-            buffer,
-            layout,
-            tolerance,
-            decision.regime is Regime.CRITICAL,
-            self._scale,
-            memory,
-            memory.new_future(),
-            measured=(
-                not tolerance.is_exact or self.clock.needs_norms or self._parts.feedback is not None
-            ),
-        )
+        work = BucketWork(stream, buffer, layout, memory, memory.new_future())
+        if not self._works:
+            self._refusal = None if self._closed or self.error is not None else self._begin()
         self._works.append(work)
-        if self._closed:
-            work.error = LocalProtocolError(
-                "the gradient exchange is closed: register a new one before training goes on"
-            )
-        elif self.error is not None:
-            work.error = self.error
-        elif buffer.layout != torch.strided:
-            names = ", ".join(layout.names) if layout is not None else f"bucket {stream}"
-            work.error = LocalProtocolError(
-                f"the gradient of {names} is sparse, which cannot be averaged here: use "
-                "sparse=False in the embedding, or keep that module out of DDP"
-            )
+        work.error = self._objection(stream, buffer, layout) or self._decide(work)
         if work.error is None:
             self._pipeline.launch(work)
         else:
             work.complete()
         return work.future
+
+    def _objection(
+        self, stream: int, buffer: torch.Tensor, layout: BucketLayout | None
+    ) -> Exception | None:
+        """Why this bucket cannot be exchanged; None: it can."""
+        if self._closed:
+            return LocalProtocolError(
+                "the gradient exchange is closed: register a new one before training goes on"
+            )
+        if self.error is not None or self._refusal is not None:
+            return self.error or self._refusal
+        if buffer.layout != torch.strided:
+            names = ", ".join(layout.names) if layout is not None else f"bucket {stream}"
+            return LocalProtocolError(
+                f"the gradient of {names} is sparse, which cannot be averaged here: use "
+                "sparse=False in the embedding, or keep that module out of DDP"
+            )
+        return None
+
+    def _begin(self) -> Exception | None:
+        """A step begins: asks policy and optimizer, which are the user's and may raise."""
+        try:
+            self.clock.decide(self._parts.get_learning_rate())
+        except Exception as error:
+            return self._refused(error)
+        self._scale = LossScale(self._parts.get_scale)
+        return None
+
+    def _decide(self, work: BucketWork) -> Exception | None:
+        """Fills in what the policy says about one bucket."""
+        try:
+            decision = self.clock.decision(work.stream)
+            needs_norms = self.clock.needs_norms
+        except Exception as error:
+            self._refusal = self._refused(error)
+            return self._refusal
+        work.tolerance = decision.tolerance
+        work.critical = decision.regime is Regime.CRITICAL
+        work.scale = self._scale
+        work.measured = (
+            not decision.tolerance.is_exact or needs_norms or self._parts.feedback is not None
+        )
+        return None
+
+    def _refused(self, error: Exception) -> Exception:
+        """No bucket of this rank will come any more, which the others learn now."""
+        self._pipeline.collective.close()
+        return error
 
     def finish(self, *, together: bool = True) -> StepReport | None:
         """Waits for the buckets of this step and ends it.
@@ -155,7 +182,8 @@ class ExchangeEngine:
             None when no bucket was launched.
 
         Raises:
-            DBLPError: the step failed; the contents of its buckets are unspecified.
+            DBLPError: the step failed; the contents of its buckets are unspecified.  What a policy
+                raised when it was asked is raised as it is.
         """
         works, self._works = self._works, []
         if not works:
@@ -164,19 +192,20 @@ class ExchangeEngine:
         for work in works:
             self._wait_for(work)
         exposed_s = time.perf_counter() - began
-        error = next((work.error for work in works if work.error is not None), None)
+        # What the policy raised comes first: it is why other buckets ended early.
+        error = self._refusal or next((w.error for w in works if w.error is not None), None)
         recovery = self._parts.recovery
         if recovery is not None and together and self.error is None:
             try:
                 error, collective = recovery.settle(works, error, self._pipeline.collective)
-            except DBLPError as fatal:
-                self._give_up(fatal)
+            except Exception as fatal:
+                self.fail(fatal)
                 raise
             if collective is not None:
                 self._pipeline.collective = collective
                 return self._ended(works, exposed_s, recovered=error)
         if error is not None:
-            self._give_up(error)
+            self.fail(error)
             raise error
         return self._ended(works, exposed_s, together=together)
 
@@ -186,7 +215,7 @@ class ExchangeEngine:
         until = time.monotonic() + limit_s
         while not work.done.wait(WAIT_SLICE_S):  # in slices: Ctrl-C gets through
             if time.monotonic() > until:
-                self._give_up(
+                self.fail(
                     RoundTimeoutError(
                         f"bucket {work.stream} is not done after {limit_s:g} s, which the "
                         "transport should have reported: please report it"
@@ -195,7 +224,8 @@ class ExchangeEngine:
                 assert self.error is not None
                 raise self.error
 
-    def _give_up(self, error: DBLPError) -> None:
+    def fail(self, error: Exception) -> None:
+        """The training cannot go on after `error`: every later step ends with it."""
         if self.error is None:
             self.error = error
         if self._parts.feedback is not None:
@@ -229,7 +259,7 @@ class ExchangeEngine:
             try:
                 drift = parts.replicas.after(step)
             except DBLPError as error:
-                self._give_up(error)
+                self.fail(error)
                 raise
         tolerance, regime = str(decision.tolerance), decision.regime.value
         if parts.options.address is not None and works[0].report is not None:

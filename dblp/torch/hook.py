@@ -35,7 +35,7 @@ def dblp_hook(
     if bucket.index() == FIRST_BUCKET and engine.is_open:
         # A rank that has joined early runs the hook outside of backward(), and so nothing ended
         # its last step; DDP has waited for it.  Or backward() was left by an exception.
-        state.finish_step(together=False)
+        _end_the_last_step(state)
     buffer = bucket.buffer()
     is_sparse = buffer.layout != torch.strided
     layout = state.layout_of(bucket) if state.needs_layouts or is_sparse else None
@@ -45,6 +45,14 @@ def dblp_hook(
     if bucket.is_last() and not _run_at_the_end_of_backward(lambda: _end(state)):
         state.check()
     return future
+
+
+def _end_the_last_step(state: DBLPState) -> None:
+    """An error is raised at the end of this step: DDP's reducer survives none in a hook."""
+    try:
+        state.finish_step(together=False)
+    except Exception as error:
+        state.engine.fail(error)
 
 
 def _end(state: DBLPState) -> None:

@@ -17,7 +17,7 @@ import torch
 from .. import fastpath
 from ..buffers import byte_view_of
 from ..collective.base import Collective, ExchangeReport
-from ..errors import DBLPError
+from ..errors import DBLPError, LocalProtocolError
 from ..tolerance import EXACT
 from .feedback import ErrorFeedback
 from .layout import subtract
@@ -27,7 +27,7 @@ from .work import BucketWork, WorkThread, lossless_report
 __all__ = ["EXACT_STREAMS", "BucketPipeline"]
 
 EXACT_STREAMS = 1 << 15
-"""Stream of the exact part of bucket b: b + 32768; a model has fewer buckets than that."""
+"""Stream of the exact part of bucket b: b + 32768.  So there are that many buckets at most."""
 
 EXACT_SHARE_MAX = 0.5
 """A bucket of which more than this is to be exact is sent exactly as a whole."""
@@ -56,6 +56,11 @@ class BucketPipeline:
             work.complete()
             return
         try:
+            if work.stream >= EXACT_STREAMS:
+                raise LocalProtocolError(
+                    f"bucket {work.stream} is one too many, there may be {EXACT_STREAMS}: use "
+                    "larger buckets (bucket_cap_mb of DDP, bucket_bytes of GradientExchange)"
+                )
             self._choose_exact_parts(work)
             if self._options.on_error == "gloo":
                 work.backup = work.buffer.detach().clone()
@@ -88,7 +93,7 @@ class BucketPipeline:
             assert host is not None
             norm = self._squared_norm(work, host)
             if self._feedback is not None and work.layout is not None:
-                self._feedback.add_to(host, work.layout, scale=work.scale)
+                self._feedback.add_to(host, work.layout, scale=work.scale())
             wire = self._on_the_wire(host)
             if self._feedback is not None and work.layout is not None:
                 if work.tolerance.is_exact:
@@ -107,7 +112,7 @@ class BucketPipeline:
         if not work.measured:
             return math.nan
         view, dtype = byte_view_of(host, what="gradient", writable=True)
-        return fastpath.squared_norm(view, dtype) / (work.scale * work.scale)
+        return fastpath.squared_norm(view, dtype) / work.scale() ** 2
 
     def _on_the_wire(self, host: torch.Tensor) -> torch.Tensor:
         if self._options.wire_dtype == "bf16" and host.dtype in (torch.float32, torch.float64):
@@ -187,7 +192,7 @@ class BucketPipeline:
                     sent,
                     work.layout,
                     subtract(tuple(sorted(report.undelivered)), work.exact),
-                    scale=work.scale,
+                    scale=work.scale(),
                 )
             if wire is not host:
                 host.copy_(wire)

@@ -83,7 +83,7 @@ class Recovery:
 
     @torch.no_grad()
     def settle(
-        self, works: Sequence[BucketWork], error: DBLPError | None, collective: Collective
+        self, works: Sequence[BucketWork], error: Exception | None, collective: Collective
     ) -> tuple[DBLPError | None, Collective | None]:
         """(error of this step on any rank, what to use from now on); (None, None) when all is well.
 
@@ -102,6 +102,7 @@ class Recovery:
         error = error or PeerLostError("another rank reported an error: see its log")
         if outcome.item() == HOPELESS:
             raise error
+        assert isinstance(error, DBLPError), "anything else is hopeless"
         try:
             for work in works:
                 work.future.wait()
@@ -124,8 +125,10 @@ class Recovery:
                 self._group.mean(work.buffer)
 
 
-def _outcome(error: DBLPError | None) -> int:
-    """A wrong use stays wrong in the next step, whatever carries it."""
+def _outcome(error: Exception | None) -> int:
+    """A wrong use stays wrong in the next step, whatever carries it, and so does what a policy of
+    the user's raised."""
     if error is None:
         return FINE
-    return HOPELESS if isinstance(error, ProtocolError | ConfigError) else FAILED
+    is_wrong_use = isinstance(error, ProtocolError | ConfigError)
+    return FAILED if isinstance(error, DBLPError) and not is_wrong_use else HOPELESS

@@ -12,11 +12,10 @@ from typing import Protocol
 import torch
 
 from ..collective.base import ExchangeReport
-from ..errors import DBLPError
-from ..tolerance import Tolerance
+from ..tolerance import EXACT, Tolerance
 from .layout import BucketLayout, Ranges
 
-__all__ = ["BucketWork", "WorkThread", "lossless_report"]
+__all__ = ["BucketWork", "LossScale", "WorkThread", "lossless_report"]
 
 
 def lossless_report(stream: int, mean_squared_norm: float) -> ExchangeReport:
@@ -52,16 +51,17 @@ class BucketWork:
     """The flat gradient where the caller keeps it; the mean ends up there."""
     layout: BucketLayout | None
     """None where nobody needs the names."""
-    tolerance: Tolerance
-    critical: bool
-    """Whether the step belongs to a critical regime, in which rounds have no deadline."""
-    scale: float
-    """Loss scale of mixed precision; the gradient is that much too large."""
     memory: Memory
     """The way to the network and back."""
     future: torch.futures.Future[torch.Tensor]
     """What DDP waits for."""
 
+    tolerance: Tolerance = EXACT
+    critical: bool = False
+    """Whether the step belongs to a critical regime, in which rounds have no deadline."""
+    scale: Callable[[], float] = lambda: 1.0
+    """Loss scale of mixed precision; the gradient is that much too large.  Asked for only where it
+    is needed, and not on the hook's thread if the gradient is on a GPU."""
     measured: bool = True
     """Whether somebody needs the norm: the policy, or the ranks, of which one may have a gradient
     that is not finite in a round that may lose chunks."""
@@ -74,7 +74,7 @@ class BucketWork:
     backup: torch.Tensor | None = None
     """Copy of the gradient as it came, for the fallback to the process group."""
     report: ExchangeReport | None = None
-    error: DBLPError | None = None
+    error: Exception | None = None
     done: threading.Event = field(default_factory=threading.Event)
     started: float = field(default_factory=time.perf_counter)
     ended: float = 0.0
@@ -86,6 +86,24 @@ class BucketWork:
         self.ended = time.perf_counter()
         self.done.set()
         self.future.set_result(self.buffer)
+
+
+class LossScale:
+    """The loss scale of one step, read when somebody needs it, once.
+
+    A `GradScaler` keeps it on the device and waits for the device when it is asked.
+    """
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self._read = read
+        self._value: float | None = None
+        self._lock = threading.Lock()  # the buckets of several devices come on several threads
+
+    def __call__(self) -> float:
+        with self._lock:
+            if self._value is None:
+                self._value = self._read()
+            return self._value
 
 
 class WorkThread:

@@ -19,11 +19,13 @@ class Scaler:
 
     def __init__(self) -> None:
         self.scale = 1.0
+        self.reads = 0
 
     def is_enabled(self) -> bool:
         return True
 
     def get_scale(self) -> float:
+        self.reads += 1
         return self.scale
 
 
@@ -57,6 +59,21 @@ def test_field_20_a_change_of_the_loss_scale_is_no_event(ranks: Ranks) -> None:
     for norms, tolerances in ranks.run(scaled, 2, told=False):  # the test would notice
         assert max(norms) > 1000 * min(norms)
         assert tolerances[3:] == ["40.8%", "0.8%"]
+
+
+def reads(job: Job, **options: Any) -> int:
+    """How often the scaler is asked in four steps of several buckets."""
+    model, scaler = wrapped(perceptron(), job), Scaler()
+    with dblp.torch.register(model, grad_scaler=scaler, exact_below_bytes=0, **options):
+        for batch in batches(job.rank, 4):
+            loss_of(model, batch).backward()
+    return scaler.reads
+
+
+def test_the_scaler_is_asked_once_in_a_step_and_only_if_need_be(ranks: Ranks) -> None:
+    """On a GPU it waits for the device when it is asked."""
+    assert ranks.run(reads, 2, tolerance=0) == [0, 0]
+    assert ranks.run(reads, 2, tolerance="10%", residual=True) == [4, 4]
 
 
 def overflows(job: Job, options: dict[str, Any]) -> tuple[list[bool], list[str], int]:
