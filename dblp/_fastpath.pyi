@@ -81,6 +81,23 @@ def squared_norm(buffer: _BufferLike, dtype: str) -> float:
 def chunk_energy(buffer: _BufferLike, dtype: str, chunk_bytes: int) -> npt.NDArray[np.float32]:
     """Sum of squares per chunk."""
 
+def gather_ranges(source: _BufferLike, ranges: _BufferLike, out: _BufferLike, dtype: str) -> None:
+    """Copies the elements of `ranges` to `out`, one after the other.
+
+    ranges: int64 pairs [start, stop) of element indices, ascending, not overlapping.  `out` must
+    have exactly their size.
+    """
+
+def add_ranges(
+    target: _BufferLike,
+    ranges: _BufferLike,
+    values: _BufferLike,
+    dtype: str,
+    factor: float = 1.0,
+) -> None:
+    """Adds `values` times `factor` (rounded to the dtype first) to the elements of `ranges`: what
+    `gather_ranges` took.  dtype: 'float32' 'float64'."""
+
 class Reducer:
     """Mean over workers, chunk by chunk while data arrives.  Accumulates in rank order, in float32
     (float64 for 'float64'), divides at the end, rounds once to the buffer's dtype."""

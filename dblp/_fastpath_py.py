@@ -1,8 +1,8 @@
 """The readable twin of the compiled fast path: numpy, struct, socket.  It is the specification.
 
 `_fastpath.pyi` is the contract of both; the parts lie in the `_fastpath_py_*` modules:
-bytes (checksum, datagrams, bitmaps), reducer (numbers), slots, state, inbound, outbound and channel
-(one peer), socket and pump.
+bytes (checksum, datagrams, bitmaps), reducer and ranges (numbers), slots, state, inbound, outbound
+and channel (one peer), socket and pump.
 """
 
 from ._fastpath_py_bytes import (
@@ -17,6 +17,7 @@ from ._fastpath_py_bytes import (
 )
 from ._fastpath_py_channel import Channel
 from ._fastpath_py_pump import BUDGET, EVENT, QUIET, WAKE, pump
+from ._fastpath_py_ranges import add_ranges, gather_ranges
 from ._fastpath_py_reducer import Reducer, chunk_energy, squared_norm
 from ._fastpath_py_slots import MAX_SLOTS
 from ._fastpath_py_socket import probe_offload
@@ -36,12 +37,14 @@ __all__ = [
     "WAKE",
     "Channel",
     "Reducer",
+    "add_ranges",
     "bitmap_count",
     "bitmap_missing",
     "bitmap_set",
     "chunk_energy",
     "crc32c",
     "crc32c_backend",
+    "gather_ranges",
     "pack_datagram",
     "parse_datagram",
     "probe_offload",

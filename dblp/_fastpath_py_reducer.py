@@ -21,7 +21,7 @@ _BLOCK_ELEMENTS = 1 << 16
 """Elements converted to float64 at a time: half a MiB stays in the cache."""
 
 
-def _elements(buffer: Buffer, dtype: str, name: str, *, writable: bool = False) -> Array:
+def elements(buffer: Buffer, dtype: str, name: str, *, writable: bool = False) -> Array:
     """`buffer` as an array of elements as stored (bfloat16: uint16)."""
     stored = _STORED_AS.get(dtype)
     if stored is None:
@@ -32,7 +32,7 @@ def _elements(buffer: Buffer, dtype: str, name: str, *, writable: bool = False) 
     return view.view(stored)
 
 
-def _chunk_elements(chunk_bytes: int, dtype: str) -> int:
+def _chunkelements(chunk_bytes: int, dtype: str) -> int:
     itemsize = _STORED_AS[dtype].itemsize
     if chunk_bytes <= 0 or chunk_bytes % 8:
         raise ValueError(f"chunk_bytes is {chunk_bytes}: not a positive multiple of 8")
@@ -60,7 +60,7 @@ def _narrow(values: Array, dtype: str) -> Array:
 
 def squared_norm(buffer: Buffer, dtype: str) -> float:
     """Sum of squares in float64.  dtype: 'float32' 'float64' 'float16' 'bfloat16'."""
-    stored = _elements(buffer, dtype, "buffer")
+    stored = elements(buffer, dtype, "buffer")
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, stored.size, _BLOCK_ELEMENTS):
@@ -71,8 +71,8 @@ def squared_norm(buffer: Buffer, dtype: str) -> float:
 
 def chunk_energy(buffer: Buffer, dtype: str, chunk_bytes: int) -> Array:
     """float32 array: sum of squares per chunk (accumulated in float64)."""
-    stored = _elements(buffer, dtype, "buffer")
-    width = _chunk_elements(chunk_bytes, dtype)
+    stored = elements(buffer, dtype, "buffer")
+    width = _chunkelements(chunk_bytes, dtype)
     energy = np.empty(chunk_count(stored.nbytes, chunk_bytes), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for index in range(energy.size):
@@ -99,10 +99,10 @@ class Reducer:
         that delivered it.  A source that is None comes later (`provide`); `out` None: the mean
         replaces the source that is provided."""
         self._sources = [
-            None if each is None else _elements(each, dtype, f"source {i}")
+            None if each is None else elements(each, dtype, f"source {i}")
             for i, each in enumerate(sources)
         ]
-        self._out = None if out is None else _elements(out, dtype, "out", writable=True)
+        self._out = None if out is None else elements(out, dtype, "out", writable=True)
         known = [each for each in (self._out, *self._sources) if each is not None]
         if not known:
             raise ValueError("a Reducer needs at least one buffer to know its size")
@@ -118,7 +118,7 @@ class Reducer:
         self.dtype = dtype
         self.chunk_bytes = chunk_bytes
         self.contributors = contributors
-        self._width = _chunk_elements(chunk_bytes, dtype)
+        self._width = _chunkelements(chunk_bytes, dtype)
         self.count = chunk_count(self.nbytes, chunk_bytes)
         self._delivered = np.zeros(self.count, np.uint32)
         self._is_ready = np.zeros(self.count, bool)
@@ -178,14 +178,14 @@ class Reducer:
         if self._sources[source] is not None:
             raise ValueError(f"source {source} is there already")
         in_place = self._out is None
-        elements = _elements(buffer, self.dtype, f"source {source}", writable=in_place)
-        if elements.nbytes != self.nbytes:
+        given = elements(buffer, self.dtype, f"source {source}", writable=in_place)
+        if given.nbytes != self.nbytes:
             raise ValueError(
-                f"source {source} has {elements.nbytes} bytes, the others have {self.nbytes}"
+                f"source {source} has {given.nbytes} bytes, the others have {self.nbytes}"
             )
-        self._sources[source] = elements
+        self._sources[source] = given
         if in_place:
-            self._out = elements
+            self._out = given
         for index in range(self.count):
             self.arrive_one(index)
 

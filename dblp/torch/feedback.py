@@ -12,15 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
+from .. import fastpath
+from ..buffers import byte_view_of
 from ..errors import ConfigError
 from .layout import BucketLayout, Ranges
 
 __all__ = ["ErrorFeedback"]
+
+_Pairs = np.ndarray[Any, np.dtype[np.int64]]
+"""Ranges as the fast path takes them, of shape (n, 2)."""
+
+_WIDE = (torch.float32, torch.float64)
+"""Dtypes of residuals."""
 
 
 @dataclass(slots=True)
@@ -28,7 +37,7 @@ class _Residual:
     """What one bucket owes."""
 
     layout: BucketLayout
-    ranges: Ranges
+    ranges: _Pairs
     values: torch.Tensor
     """The elements of `ranges`, one after the other, unscaled."""
 
@@ -56,17 +65,18 @@ class ErrorFeedback:
         if names not in self._known:
             self._move_in(layout)
         residual = self._known.get(names)
-        if residual is None or not residual.ranges:
+        if residual is None or not residual.ranges.size:
             return
-        wide, direct = _widened(gradient)
-        flat, values = wide.numpy(), residual.values.numpy()
-        if scale != 1.0:
-            values = values * scale
-        place = 0
-        for start, stop in residual.ranges:
-            flat[start:stop] += values[place : place + stop - start]
-            place += stop - start
-        if not direct:
+        gradient = gradient.detach()
+        # What has fewer bits than a residual is summed with those of the residual.
+        wide = (
+            gradient
+            if gradient.dtype == residual.values.dtype
+            else gradient.to(residual.values.dtype)
+        )
+        view, dtype = byte_view_of(wide, what="gradient", writable=True)
+        fastpath.add_ranges(view, residual.ranges, residual.values.numpy(), dtype, scale)
+        if wide is not gradient:
             gradient.copy_(wide)
 
     @torch.no_grad()
@@ -74,26 +84,24 @@ class ErrorFeedback:
         self, sent: torch.Tensor, layout: BucketLayout, undelivered: Ranges, *, scale: float = 1.0
     ) -> None:
         """Remembers what of `sent` was not delivered, until `commit` or `discard`."""
-        wide, _ = _widened(sent)
-        flat = wide.numpy()
-        values = torch.empty(sum(stop - start for start, stop in undelivered), dtype=wide.dtype)
-        packed = values.numpy()
-        place = 0
-        for start, stop in undelivered:
-            packed[place : place + stop - start] = flat[start:stop]
-            place += stop - start
+        ranges = _pairs(undelivered)
+        packed = torch.empty(int((ranges[:, 1] - ranges[:, 0]).sum()), dtype=sent.dtype)
+        view, dtype = byte_view_of(sent.detach(), what="gradient", writable=False)
+        there, _ = byte_view_of(packed, what="residual", writable=True)
+        fastpath.gather_ranges(view, ranges, there, dtype)
+        values = packed if packed.dtype in _WIDE else packed.float()
         if scale != 1.0:
-            packed /= scale
+            values /= scale
         if sent.dtype == torch.float16:
             # A gradient and what is owed may overflow together, and an infinite debt would come
             # back in every step.
-            packed[~np.isfinite(packed)] = 0.0
-        self._new[layout.names] = _Residual(layout, undelivered, values)
+            values[~torch.isfinite(values)] = 0.0
+        self._new[layout.names] = _Residual(layout, ranges, values)
 
     def settle(self, layout: BucketLayout) -> None:
         """The bucket's residual travels in a round that delivers everything: nothing is owed when
         the step counts."""
-        self._new[layout.names] = _Residual(layout, (), torch.empty(0))
+        self._new[layout.names] = _Residual(layout, _pairs(()), torch.empty(0))
 
     def commit(self) -> None:
         """The step counts: its residuals replace those that its gradients had taken up."""
@@ -120,7 +128,7 @@ class ErrorFeedback:
                 )
             values.append(part)
         if found:
-            ranges = tuple((slot.start, slot.stop) for slot in found)
+            ranges = _pairs(tuple((slot.start, slot.stop) for slot in found))
             self._known[layout.names] = _Residual(layout, ranges, torch.cat(values))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -141,18 +149,16 @@ class ErrorFeedback:
         }
 
 
-def _widened(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """(`tensor` in a dtype that numpy has and that does not underflow, whether it is itself)."""
-    if tensor.dtype in (torch.float32, torch.float64):
-        return tensor.detach(), True
-    return tensor.detach().float(), False
+def _pairs(ranges: Ranges) -> _Pairs:
+    flat = np.fromiter(chain.from_iterable(ranges), np.int64, 2 * len(ranges))
+    return flat.reshape(-1, 2)
 
 
 def _by_parameter(residual: _Residual) -> dict[str, torch.Tensor]:
     """Dense residuals of the parameters that owe anything."""
     dense = torch.zeros(residual.layout.numel, dtype=residual.values.dtype)
     place = 0
-    for start, stop in residual.ranges:
+    for start, stop in residual.ranges.tolist():
         dense[start:stop] = residual.values[place : place + stop - start]
         place += stop - start
     parts = {slot.name: dense[slot.start : slot.stop] for slot in residual.layout.slots}

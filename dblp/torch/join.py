@@ -41,7 +41,8 @@ class JoinWatch:
         self._has_ended = False
         model = self._model()
         assert model is not None, "who else asks?"
-        return _NotedEnd(type(model).join_hook(model, **settings), self)
+        torchs_own: Any = type(model).join_hook
+        return _NotedEnd(torchs_own(model, **settings), self)
 
     def end(self) -> None:
         """The block is over on all ranks."""

@@ -223,3 +223,48 @@ def test_zero_missing_refuses_what_does_not_fit(fastpath: ModuleType) -> None:
     ]:
         with pytest.raises(ValueError):
             fastpath.zero_missing(buffer, bitmap, count, chunk_bytes)
+
+
+# --- ranges ---
+
+
+def pairs(*ranges: tuple[int, int]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    return np.array(ranges, np.int64).reshape(-1, 2)
+
+
+@both
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_ranges_are_gathered_and_added_back(fastpath: ModuleType, dtype: str) -> None:
+    source = np.arange(10, dtype=dtype)
+    ranges = pairs((0, 0), (2, 4), (4, 5), (9, 10))
+    out = np.empty(4, dtype)
+    fastpath.gather_ranges(source, ranges, out, dtype)
+    assert out.tolist() == [2, 3, 4, 9]
+    if dtype == "float16":
+        with pytest.raises(ValueError, match="float16"):
+            fastpath.add_ranges(source, ranges, out, dtype)
+        return
+    fastpath.add_ranges(source, ranges, out, dtype, 0.5)
+    assert source.tolist() == [0, 1, 3, 4.5, 6, 5, 6, 7, 8, 13.5]
+
+
+@both
+@pytest.mark.parametrize(
+    ("ranges", "room"),
+    [
+        (pairs((2, 11)), 9),  # behind the end
+        (pairs((-1, 2)), 3),
+        (pairs((3, 2)), 0),
+        (pairs((2, 5), (4, 6)), 5),  # overlapping
+        (pairs((2, 5)), 4),
+        (np.zeros(3, np.int64), 0),
+    ],
+)
+def test_ranges_that_do_not_fit_are_refused(
+    fastpath: ModuleType, ranges: np.ndarray[tuple[int, int], np.dtype[np.int64]], room: int
+) -> None:
+    source, out = np.zeros(10, np.float32), np.zeros(room, np.float32)
+    with pytest.raises(ValueError):
+        fastpath.gather_ranges(source, ranges, out, "float32")
+    with pytest.raises(ValueError):
+        fastpath.add_ranges(source, ranges, out, "float32")

@@ -96,6 +96,43 @@ def test_zero_missing(nbytes: int, bitmap: bytes, count: int, chunk_bytes: int) 
         assert buffers[0] == buffers[1]
 
 
+@st.composite
+def range_pairs(draw: Any) -> np.ndarray[Any, Any]:
+    """Mostly ascending."""
+    edges = draw(st.lists(st.integers(-1, 130), max_size=12))
+    if draw(st.booleans()):
+        edges = sorted(max(0, edge) for edge in edges)
+    return np.array(edges[: len(edges) // 2 * 2], np.int64).reshape(-1, 2)
+
+
+@given(
+    st.binary(max_size=1040),
+    range_pairs(),
+    DTYPES,
+    st.integers(-1, 1),
+    st.sampled_from([1.0, 1024.0, 0.1, float("inf")]),
+)
+def test_ranges(content: bytes, ranges: Any, dtype: str, more: int, factor: float) -> None:
+    itemsize = {"float32": 4, "float64": 8}.get(dtype, 2)
+    total = max(0, int((ranges[:, 1] - ranges[:, 0]).sum()))
+    packed = [bytearray(max(0, total * itemsize + more)) for _ in range(2)]
+    gathered = [
+        outcome(module.gather_ranges, content, ranges, out, dtype)
+        for module, out in zip((COMPILED, PYTHON), packed, strict=True)
+    ]
+    assert gathered[0] == gathered[1]
+    assert packed[0] == packed[1]
+    sums = [bytearray(content[::-1]) for _ in range(2)]
+    added = [
+        outcome(module.add_ranges, target, ranges, packed[0], dtype, factor)
+        for module, target in zip((COMPILED, PYTHON), sums, strict=True)
+    ]
+    assert added[0] == added[1]
+    if dtype in ("float32", "float64"):  # a NaN may have any bits
+        whole = len(content) // itemsize * itemsize
+        np.testing.assert_array_equal(*(np.frombuffer(item[:whole], dtype) for item in sums))
+
+
 @given(st.binary(max_size=2000), DTYPES, st.sampled_from([0, 4, 8, 64, 1448]))
 def test_norms(content: bytes, dtype: str, chunk_bytes: int) -> None:
     norms = [outcome(module.squared_norm, content, dtype) for module in (COMPILED, PYTHON)]
