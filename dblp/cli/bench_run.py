@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from ..errors import (
     RoundTimeoutError,
 )
 from ..io.control import parse_address
+from ..io.interfaces import path_mtu
 from .bench_cards import (
     CARD_BYTES,
     Accepted,
@@ -35,14 +35,10 @@ from .bench_cards import (
 )
 from .bench_server import CARD_STREAM, DATA_STREAM, SETTLE_S, counts_between, host_facts
 
-__all__ = ["WARMUP_ROUNDS", "Measurement", "Passage", "Plan", "path_mtu", "run_bench"]
+__all__ = ["WARMUP_ROUNDS", "Measurement", "Passage", "Plan", "run_bench"]
 
 WARMUP_ROUNDS = 2
 """Not reported: memory is touched for the first time, and congestion control finds its window."""
-
-IP_MTU = 14
-IPV6_MTU = 24
-"""Linux: what the kernel knows of the path of a connected socket."""
 
 TILE_ELEMENTS = 1 << 20
 
@@ -117,7 +113,8 @@ def run_bench(
     with Peer.connect(address, config=config, impairment=impairment) as peer:
         with _explained(address, config, begun=False):
             server = _agree(peer, plan)
-        found = Measurement(address, plan, host_facts(config), server, path_mtu(address))
+        path = path_mtu(*parse_address(address))
+        found = Measurement(address, plan, host_facts(config), server, path)
         with _explained(address, config, begun=True):
             _run_rounds(peer, found, on_round)
     return found
@@ -214,18 +211,3 @@ def _explained(address: str, config: TransportConfig, *, begun: bool) -> Iterato
             f"what listens at {address} is no bench server of this version ({error}): run dblp "
             "bench serve there"
         ) from error
-
-
-def path_mtu(address: str) -> int | None:
-    """The largest packet in bytes that the path to `address` takes, as far as this kernel knows
-    (at least the MTU of the interface); None where it does not say."""
-    host, port = parse_address(address)
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            if family == socket.AF_INET6:
-                return probe.getsockopt(socket.IPPROTO_IPV6, IPV6_MTU)
-            return probe.getsockopt(socket.IPPROTO_IP, IP_MTU)
-    except OSError:
-        return None

@@ -234,6 +234,12 @@ class Mesh:
         )  # fmt: skip
 
     @property
+    def chunk_sizes(self) -> set[int]:
+        """Bytes of a full datagram's payload on the paths to the other ranks.  `connect` needs one
+        size for all of them."""
+        return self._owner.chunk_sizes
+
+    @property
     def error(self) -> DBLPError | None:
         """Why the job has ended; None while it goes on."""
         return self._owner.core.error

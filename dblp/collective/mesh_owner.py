@@ -222,6 +222,12 @@ class MeshOwner:
         }
         self.core.join(ShardPlan(settings.servers, next(iter(sizes), 8)), workers)
 
+    @property
+    def chunk_sizes(self) -> set[int]:
+        """Payload bytes of a full datagram, on all links that there are."""
+        links = [*self._uplinks.values(), *self._admission.links.values()]
+        return {link.channel.chunk_bytes for link in links}
+
     def _on_joined(self, rank: int, link: PeerLink) -> None:
         server = self.core.server
         assert server is not None

@@ -27,6 +27,7 @@ __all__ = [
     "common_family",
     "host_key",
     "interfaces",
+    "path_mtu",
     "route_to",
 ]
 
@@ -37,6 +38,8 @@ _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40  # sizeof(struct ifreq) on 64-bit Linux
 _IFREQS_MAX = 256
 _IF_INET6 = Path("/proc/net/if_inet6")
+_IP_MTU = 14
+_IPV6_MTU = 24  # Linux: what the kernel knows of the path of a connected socket
 _BRIDGES = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lxc")
 """Interfaces of container engines: reachable from this host only, most of the time."""
 
@@ -131,6 +134,20 @@ def route_to(host: str, port: int = 9) -> str | None:
             sock.connect(address)
             return str(sock.getsockname()[0])
     return None
+
+
+def path_mtu(host: str, port: int = 9) -> int | None:
+    """The largest packet in bytes that the path to `host` takes, as far as this kernel knows (at
+    least the MTU of the interface); None where it does not say.  Sends nothing."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            if family == socket.AF_INET6:
+                return probe.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
+            return probe.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+    except OSError:
+        return None
 
 
 def advertised_addresses(

@@ -8,10 +8,11 @@ by now is noticed.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
@@ -20,9 +21,16 @@ from ..collective.base import Collective
 from ..collective.mesh import Mesh
 from ..collective.server_core import MissingRule
 from ..collective.server_decisions import Downlink
+from ..config import MTU_MIN
 from ..errors import ConfigError, DBLPError, PeerLostError
 from ..io.control import format_address
-from ..io.interfaces import IFNAME_VARIABLE, advertised_addresses, common_family, host_key
+from ..io.interfaces import (
+    IFNAME_VARIABLE,
+    advertised_addresses,
+    common_family,
+    host_key,
+    path_mtu,
+)
 from .group import RankGroup, lost
 from .options import ExchangeOptions
 from .server_link import ServerLink
@@ -30,6 +38,8 @@ from .server_link import ServerLink
 __all__ = ["Meeting", "meet"]
 
 LOOPBACK = "127.0.0.1"
+
+log = logging.getLogger("dblp")
 
 _Result = TypeVar("_Result")
 
@@ -73,19 +83,52 @@ class Meeting:
     options: ExchangeOptions
     hosts: list[str]
     """`host_key` of every rank."""
-    addresses: list[str]
-    """Of this host, for all ranks."""
+    tables: list[list[str]]
+    """Addresses of every rank's host, for all ranks, best first."""
     nonce: str
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of this host."""
+        return self.tables[self.group.rank]
 
     def connect(self) -> Collective:
         """Connects all ranks; collective.
+
+        Shards are cut alike for all ranks, so all paths carry datagrams of the same size: the
+        smallest that any rank knows to fit.  A path that turns out to take less makes all of them
+        connect again with what every path takes (field problem 6).
 
         Raises:
             DBLPError: on all ranks, when one of them cannot connect.
         """
         if self.options.address is not None:
             return self._agreed(self._join_server)
-        mesh = self._agreed(self._open)
+        mtu = min(self.group.gather(self._largest_mtu()))
+        mesh = self._connect(mtu, last=mtu == MTU_MIN)
+        if mesh is None:
+            log.warning(
+                "not every path between the ranks takes packets of %d bytes, so all use %d: set "
+                "TransportConfig(mtu=...) to the smallest path MTU if that is more",
+                mtu,
+                MTU_MIN,
+            )
+            mesh = self._connect(MTU_MIN, last=True)
+        assert mesh is not None
+        return mesh
+
+    def _largest_mtu(self) -> int:
+        """Bytes of the packets that this rank would use by itself."""
+        mtu, here = self.options.config.mtu, self.hosts[self.group.rank]
+        for rank in range(self.options.serving(self.group.world)):
+            if self.hosts[rank] != here:
+                mtu = min(mtu, path_mtu(self.tables[rank][0]) or mtu)
+        return max(mtu, MTU_MIN)
+
+    def _connect(self, mtu: int, *, last: bool) -> Mesh | None:
+        """Connects with packets of up to `mtu` bytes; None: some paths take less than others, and
+        this is not the `last` try."""
+        mesh = self._agreed(lambda: self._open(mtu))
         try:
             own = [format_address(address, mesh.port) for address in self.addresses]
             tables: list[list[str]] = self.group.gather(own)
@@ -93,13 +136,35 @@ class Meeting:
                 nearest = _by_loopback(tables[rank][0])
                 if host == self.hosts[self.group.rank] and nearest not in tables[rank]:
                     tables[rank].append(nearest)
-            self._agreed(lambda: mesh.connect(tables))
+            sizes: set[int] = set()
+
+            def connect() -> None:
+                try:
+                    mesh.connect(tables)
+                finally:
+                    sizes.update(mesh.chunk_sizes)
+
+            try:
+                self._agreed(connect)
+            except DBLPError:
+                if last or not self._differ(sizes):
+                    raise
+                mesh.close()
+                return None
         except BaseException:
             mesh.close()
             raise
         return mesh
 
-    def _open(self) -> Mesh:
+    def _differ(self, sizes: set[int]) -> bool:
+        """Whether some paths between the ranks carry chunks of another size than others."""
+        try:
+            found: list[set[int]] = self.group.gather(sizes)
+        except DBLPError:
+            return False  # a rank is gone, and that was the trouble
+        return len(set().union(*found)) > 1
+
+    def _open(self, mtu: int) -> Mesh:
         """The listening sockets: on loopback if that is what is told to others, else on all
         interfaces, as a peer may come by another one than expected."""
         options, host = self.options, LOOPBACK
@@ -111,7 +176,7 @@ class Meeting:
             world=self.group.world,
             servers=options.serving(self.group.world),
             listen=format_address(host, port),
-            config=options.config,
+            config=replace(options.config, mtu=mtu),
             downlink=cast(Downlink, options.downlink),
             rule=cast(MissingRule, options.rule),
             fingerprint=self.nonce,
@@ -194,18 +259,18 @@ def meet(
     for other, item in enumerate(all_ranks):
         if item.problem and not one_host:
             raise ConfigError(f"rank {other}: {item.problem}")
-    addresses = [LOOPBACK]
+    tables = [[LOOPBACK]] * world
     if not one_host:
-        addresses = common_family([item.addresses for item in all_ranks])[rank]
+        tables = common_family([item.addresses for item in all_ranks])
     config, nonce = options.config, all_ranks[0].nonce
     group = RankGroup(
         f"dblp/{nonce}",
         rank,
         world,
-        host=addresses[0],
+        host=tables[rank][0],
         timeout_s=config.connect_timeout_s + config.timeout_s,
     )
-    return Meeting(group, options, [item.host for item in all_ranks], addresses, nonce)
+    return Meeting(group, options, [item.host for item in all_ranks], tables, nonce)
 
 
 def _by_loopback(address: str) -> str:

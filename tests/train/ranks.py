@@ -89,10 +89,23 @@ class Ranks:
         self._processes, self._pipes = [], []
 
 
-def free_port() -> int:
+def free_port(count: int = 1) -> int:
+    """The first of `count` free TCP ports in a row."""
+    while True:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = int(sock.getsockname()[1])
+            if all(_is_free(port + offset) for offset in range(1, count)):
+                return port
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _serve(rank: int, most: int, port: int, pipe: Connection) -> None:

@@ -84,7 +84,7 @@ def recovers(job: Job, on_error: str, port: int) -> tuple[list[int], list[str | 
 def test_training_goes_on_after_an_error(ranks: Ranks, on_error: str, one_port: bool) -> None:
     """The third step fails: it is repeated over gloo, or left out, on all ranks alike.  The ranks
     may connect again on the ports that they had."""
-    port = free_port() if one_port else 0
+    port = free_port(3) if one_port else 0
     results = ranks.run(recovers, 3, on_error=on_error, port=port)
     for hashes, errors, equal in results:
         assert hashes == results[0][0]
