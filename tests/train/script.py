@@ -34,10 +34,14 @@ def main(role: str, folder: Path) -> None:
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(64, 2000))
     port = int(os.environ.get("TEST_PORT", "0"))
-    state = dblp.torch.register(model, tolerance="10%", port=port)
+    config = dblp.torch.ExchangeOptions().config
+    if "TEST_TIMEOUTS" in os.environ:
+        timeout_s, straggler_timeout_s = map(float, os.environ["TEST_TIMEOUTS"].split())
+        config = dblp.TransportConfig(timeout_s=timeout_s, straggler_timeout_s=straggler_timeout_s)
+    state = dblp.torch.register(model, tolerance="10%", port=port, config=config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     log.write(f"ready {os.getpid()} {restarts} {state.engine._pipeline.collective.port}\n")
-    steps = 10_000 if role in ("kill", "interrupt") else STEPS
+    steps = 10_000 if role in ("hurt", "interrupt") else STEPS
     try:
         for step in range(steps):
             optimizer.zero_grad()
@@ -47,7 +51,7 @@ def main(role: str, folder: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
     except dblp.DBLPError as error:
         log.write(f"{time.time()} {type(error).__name__}: {error}\n")
-        if role == "kill":
+        if role == "hurt":
             time.sleep(2.0)  # torchrun must not end the others before they have written
         raise
     except KeyboardInterrupt:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.train.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +93,7 @@ def local(ranks: int, **more: object) -> list[str]:
 
 def test_field_09_a_rank_is_killed(tmp_path: Path) -> None:
     """Every other rank raises PeerLostError that names it within 5 seconds."""
-    with torchrun("kill", tmp_path, *local(3)):
+    with torchrun("hurt", tmp_path, *local(3)):
         ready = [lines(tmp_path, rank, "ready")[0] for rank in range(3)]
         time.sleep(0.3)  # in the middle of the steps
         killed = time.time()
@@ -104,11 +106,39 @@ def test_field_09_a_rank_is_killed(tmp_path: Path) -> None:
             assert float(seen) - killed < SOON_S
 
 
+@pytest.mark.parametrize(
+    ("timeouts", "kind", "limit_s"),
+    [
+        # Ranks may be busy for half an hour, as by default; but this one does not even breathe.
+        ("20 1800", "PeerLostError", 20.0),
+        ("2 2", "RoundTimeoutError", 10.0),
+    ],
+    ids=["silence", "straggler"],
+)
+def test_field_09_a_rank_is_stopped(
+    tmp_path: Path, timeouts: str, kind: str, limit_s: float
+) -> None:
+    """SIGSTOP: its sockets stay open and nothing says that it is gone.  Every other rank has an
+    error that names it: after a third of `timeout_s` in which nothing was heard of it, or after
+    `timeout_s` where that is less than the 5 s that silence needs at least."""
+    with torchrun("hurt", tmp_path, *local(3), TEST_TIMEOUTS=timeouts):
+        ready = [lines(tmp_path, rank, "ready")[0] for rank in range(3)]
+        victim = int(ready[1].split()[1])
+        time.sleep(0.3)  # in the middle of the steps
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            for rank in (0, 2):
+                _, _, text = lines(tmp_path, rank, "Error", limit_s)[-1].partition(" ")
+                said = re.fullmatch(rf"{kind}: (?:rank \d: )?(.*)", text)  # who says so, and what
+                assert said is not None, text
+                assert set(re.findall(r"rank (\d)", said[1])) == {"1"}
+        finally:
+            os.kill(victim, signal.SIGKILL)
+
+
 def test_field_22_and_23_torchrun_restarts_on_the_same_ports(tmp_path: Path) -> None:
     """Rank 1 dies once; torchrun starts all again, on the same ports, and they finish."""
-    port = free_port()
-    while not all(_is_free(port + offset) for offset in range(2)):
-        port = free_port()
+    port = free_port(2)
     options = local(2, **{"max-restarts": 1, "monitor-interval": 1})
     # Otherwise gloo itself may read the addresses of the first attempt from torchrun's store.
     fresh = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -120,17 +150,6 @@ def test_field_22_and_23_torchrun_restarts_on_the_same_ports(tmp_path: Path) -> 
         starts = [line.split()[2:] for line in seen if line.startswith("ready")]
         assert starts == [["0", str(port + rank)], ["1", str(port + rank)]]
         assert seen[-1] == "done 12"
-
-
-def _is_free(port: int) -> bool:
-    import socket
-
-    with socket.socket() as sock:
-        try:
-            sock.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def test_field_04_two_jobs_on_one_host(tmp_path: Path) -> None:
