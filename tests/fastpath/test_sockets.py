@@ -20,6 +20,9 @@ from tests.fastpath.sockets import channels_on, send_batch, settle, udp_pair
 
 CHUNK_BYTES = 1448
 
+SO_NO_CHECK = 11
+"""Linux: send datagrams without a checksum."""
+
 
 def pump_until(fastpath: ModuleType, channel: Any, done: Any, limit_s: float = 20) -> None:
     deadline = time.monotonic() + limit_s
@@ -69,6 +72,35 @@ def test_a_transfer_between_two_threads(fastpath: ModuleType, family: int, offlo
             assert sent["send_calls"] < count / 4
         else:
             assert received["receive_calls"] > 0
+
+
+@both
+def test_field_07_segmentation_offload_that_fails_stays_off(fastpath: ModuleType) -> None:
+    """It works when it is tried first, and later the kernel says EINVAL: what was to go in a batch
+    goes one by one, and so does all that follows."""
+    nbytes = 300_000
+    count = -(-nbytes // CHUNK_BYTES)
+    source = random.Random(2).randbytes(nbytes)
+    with udp_pair() as sockets:
+        if not fastpath.probe_offload(sockets[0].fileno())[0]:
+            pytest.skip("no segmentation offload here")
+        # Linux segments no datagrams without a checksum.
+        sockets[0].setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, 1)
+        a, b = channels_on(fastpath, sockets, CHUNK_BYTES, gso=True, gro=True)
+        b.window = 16
+        a.grant(0, 16)
+        buffer, bitmap = bytearray(nbytes), bitmap_for(nbytes, CHUNK_BYTES)
+        receiving = b.open_receive(0, 7, buffer, bitmap)
+        sending = a.open_transmit(0, 7, source)
+        a.queue(sending, np.arange(count, dtype=np.uint32))
+        deadline = time.monotonic() + 10
+        while b.accepted(receiving) < count:  # a dozen batches, as the window is that small
+            for channel in (a, b):
+                fastpath.pump([channel], [], budget_ns=20 * MS, linger_ns=5 * MS)
+                channel.take_events()
+            assert time.monotonic() < deadline, (a.counters(), b.counters())
+        assert bytes(buffer) == source
+        assert a.counters()["gso_fallbacks"] == 1
 
 
 @both

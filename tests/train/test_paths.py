@@ -1,10 +1,15 @@
-"""Ranks whose paths take packets of different sizes (field problem 6)."""
+"""Networks that are not as one would wish: small buffers, paths of different sizes, offloads that
+fail, jumbo datagrams."""
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +20,10 @@ import torch
 import dblp
 import dblp.torch
 from bench.netlab import NetworkLab, lab_unavailable
-from dblp import wire
-from dblp.config import MTU_MIN
-from dblp.io import handshake
+from dblp import fastpath, wire
+from dblp.config import MTU_MAX, MTU_MIN
+from dblp.io import handshake, udp
+from dblp.io.driver import PeerLink
 from tests.train.models import batches, loss_of, perceptron, wrapped
 from tests.train.ranks import Job, Ranks, free_port
 
@@ -25,11 +31,24 @@ NO_LAB = lab_unavailable()
 LIMIT_S = 60.0
 
 
-def trained(job: Job, **options: Any) -> tuple[set[int], bool]:
-    """(payload bytes of a full datagram on all paths of this rank, whether gradients are right)."""
+SO_NO_CHECK = 11
+"""Linux: send datagrams without a checksum."""
+
+
+def links_of(mesh: Any) -> list[PeerLink]:
+    """To and from the other ranks."""
+    return [*mesh._owner._uplinks.values(), *mesh._owner._admission.links.values()]
+
+
+def trained(
+    job: Job, prepare: Callable[[Any], None] = lambda mesh: None, **options: Any
+) -> tuple[set[int], bool, Counter[str]]:
+    """(payload bytes of a full datagram on all paths of this rank, whether gradients are right,
+    counters of all paths) after two steps."""
     model, plain = wrapped(perceptron(), job), wrapped(perceptron(), job)
     with dblp.torch.register(model, tolerance=0, **options) as state:
         mesh: Any = state.engine._pipeline.collective
+        prepare(mesh)
         for batch in batches(job.rank, 2):
             for one in (model, plain):
                 loss_of(one, batch).backward()
@@ -37,12 +56,70 @@ def trained(job: Job, **options: Any) -> tuple[set[int], bool]:
             torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
             for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True)
         )
-        return mesh.chunk_sizes, same
+        counts: Counter[str] = Counter()
+        for link in links_of(mesh):
+            counts.update(link.channel.counters())
+        return mesh.chunk_sizes, same, counts
+
+
+def wants_too_much(job: Job) -> tuple[bool, list[str]]:
+    """(whether gradients are right, warnings) with a buffer that no kernel grants."""
+    udp._warned_about_buffers = False
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("dblp").addHandler(handler)
+    try:
+        _, same, _ = trained(job, config=dblp.TransportConfig(socket_buffer_bytes=1 << 30))
+    finally:
+        logging.getLogger("dblp").removeHandler(handler)
+    return same, [record.getMessage() for record in records]
+
+
+def test_field_05_clipped_buffers_are_told_once_and_training_goes_on(ranks: Ranks) -> None:
+    """However many sockets there are, with the command that changes it."""
+    for same, warnings in ranks.run(wants_too_much, 3):
+        assert same
+        (warning,) = warnings
+        assert "sysctl -w net.core.rmem_max=1073741824" in warning
+
+
+def loses_offload(job: Job) -> tuple[bool, int, int]:
+    """(whether gradients are right, times that segmentation offload failed, paths) where it works
+    when it is tried, and fails from then on."""
+
+    def prepare(mesh: Any) -> None:
+        for link in links_of(mesh):
+            link.sock.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, 1)  # Linux segments no such ones
+
+    _, same, counts = trained(job, prepare)
+    return same, counts["gso_fallbacks"], 2 * (job.world - 1)
+
+
+def test_field_07_segmentation_offload_that_fails_later(ranks: Ranks) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        if not fastpath.probe_offload(sock.fileno())[0]:
+            pytest.skip("no segmentation offload here")
+    for same, failed, paths in ranks.run(loses_offload, 2):
+        assert same
+        assert 0 < failed <= paths  # once on each, and then it stays off
+
+
+def takes_jumbos(job: Job, mtu: int) -> tuple[bool, int]:
+    """(whether gradients are right, datagrams that did not fit the buffers)."""
+    _, same, counts = trained(job, config=dblp.TransportConfig(mtu=mtu))
+    return same, counts["truncated"]
+
+
+@pytest.mark.parametrize("mtu", [1500, MTU_MAX])
+def test_field_08_nothing_is_truncated(ranks: Ranks, mtu: int) -> None:
+    """The largest datagrams that there are, and small ones that the kernel merges."""
+    assert ranks.run(takes_jumbos, 2, mtu=mtu) == [(True, 0)] * 2
 
 
 def wants_more(job: Job) -> tuple[set[int], bool]:
     """One rank has a setting of its own."""
-    return trained(job, config=dblp.TransportConfig(mtu=9000 if job.rank == 2 else 1500))
+    return trained(job, config=dblp.TransportConfig(mtu=9000 if job.rank == 2 else 1500))[:2]
 
 
 def test_field_06_settings_that_differ(ranks: Ranks) -> None:
@@ -60,7 +137,7 @@ def hears_nothing_long(job: Job, port: int) -> tuple[set[int], bool]:
     if job.rank == 2:
         handshake._bind_datagrams = bind
     try:
-        return trained(job, port=port)
+        return trained(job, port=port)[:2]
     finally:
         handshake._bind_datagrams = real
         del os.environ["LOCAL_RANK"]

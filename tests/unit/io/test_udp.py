@@ -60,10 +60,10 @@ def test_a_window_is_never_overrun_on_a_real_socket() -> None:
             assert arrived == window
 
 
-def test_a_clipped_buffer_is_told_once(
+def test_field_05_a_clipped_buffer_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Field problem 5: with the exact command."""
+    """With the exact command."""
     monkeypatch.setattr(udp, "_warned_about_buffers", False)
     clipped = Buffers(wanted=8 << 20, receive=416 << 10, send=416 << 10)
     assert clipped.receive_limited
