@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any
@@ -153,6 +153,16 @@ class ExchangeOptions:
         if count > world:
             raise ConfigError(f"servers is {count}, but there are {world} ranks: choose fewer")
         return count
+
+    def check_devices(self, devices: Iterable[object]) -> None:
+        """ConfigError when gradients on these devices cannot be exchanged as is wanted."""
+        found = sorted({str(device) for device in devices})
+        if self.on_error == "gloo" and len(found) > 1:
+            # Each device hands its buckets over by itself, and gloo knows a call by its turn only.
+            raise ConfigError(
+                f"on_error='gloo' takes parameters on one device, these are on {', '.join(found)}: "
+                "choose 'skip' or 'raise'"
+            )
 
     def terms(self) -> dict[str, str]:
         """What must be equal on all ranks, by name."""

@@ -126,6 +126,7 @@ class DBLPState:
         self._names = {item.data_ptr(): name for name, item in named if item.numel()}
         self._layouts.clear()
         self._check_names()
+        self.options.check_devices(item.device for item in self._parameters.values())
         meeting = meet(process_group, self.options, self._terms())
         self._start(meeting, meeting.connect())
 

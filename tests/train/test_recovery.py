@@ -112,6 +112,25 @@ def test_a_wrong_use_is_not_got_over(ranks: Ranks, on_error: str) -> None:
         assert text.startswith("LocalProtocolError: the gradient of weight is sparse")
 
 
+def spread(job: Job, on_error: str) -> str:
+    """The error for parameters on two devices."""
+    parameters = [torch.zeros(4), torch.zeros(4, device="meta")]
+    try:
+        dblp.torch.GradientExchange(parameters, process_group=job.group, on_error=on_error).close()
+    except dblp.ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_going_on_over_gloo_takes_one_device(ranks: Ranks) -> None:
+    """The buckets of two devices are handed over by two threads, in any order, and gloo averages
+    what comes first with what comes first."""
+    for text in ranks.run(spread, 2, on_error="gloo"):
+        assert "parameters on one device, these are on cpu, meta" in text
+        assert "'skip'" in text
+    assert ranks.run(spread, 2, on_error="skip") == ["", ""]
+
+
 def idle(job: Job) -> float:
     """CPU seconds of this process while nothing happens for half a second."""
     model = wrapped(perceptron(), job)
