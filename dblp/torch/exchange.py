@@ -58,6 +58,7 @@ class GradientExchange:
         bucket_bytes: int = 25 << 20,
         policy: TolerancePolicy | None = None,
         tolerance: Tolerance | Fraction | int | str | None = None,
+        grad_scaler: Any = None,
         optimizer: torch.optim.Optimizer | None = None,
         **options: Any,
     ) -> None:
@@ -68,7 +69,7 @@ class GradientExchange:
                 checkpoints are to know the names.
             process_group: the ranks that average; None: all.
             bucket_bytes: tensors travel in flat buckets of about this size.
-            policy, tolerance, optimizer: as for `dblp.torch.register`.
+            policy, tolerance, grad_scaler, optimizer: as for `dblp.torch.register`.
             **options: see `ExchangeOptions`.
 
         Raises:
@@ -89,6 +90,7 @@ class GradientExchange:
             named_parameters=named,
             policy=policy,
             tolerance=tolerance,
+            grad_scaler=grad_scaler,
             optimizer=optimizer,
             **options,
         )
