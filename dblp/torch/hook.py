@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LocalProtocolError
 from ..phase import TolerancePolicy
 from ..tolerance import Tolerance
 from .state import DBLPState
@@ -31,23 +31,26 @@ def dblp_hook(
     the step is waited for, where Ctrl-C gets through, and what failed is raised from backward()
     with its own type.  DDP itself would wait where no signal arrives and lose the type.
     """
-    engine = state.engine
+    try:
+        engine = state.engine
+    except LocalProtocolError as error:
+        return _refused(bucket, error)
     if bucket.index() == FIRST_BUCKET and engine.is_open:
         # A rank that has joined early runs the hook outside of backward(), and so nothing ended
         # its last step; DDP has waited for it.  Or backward() was left by an exception.
-        _end_the_last_step(state)
+        _end_previous_step(state)
     buffer = bucket.buffer()
     is_sparse = buffer.layout != torch.strided
     layout = state.layout_of(bucket) if state.needs_layouts or is_sparse else None
     future = engine.launch(bucket.index(), buffer, layout)
     # With the last bucket, as DDP does: under reentrant checkpointing a backward pass has others
     # inside, and the first bucket may be full in one of those.
-    if bucket.is_last() and not _run_at_the_end_of_backward(lambda: _end(state)):
+    if bucket.is_last() and not _run_at_the_end_of_backward(lambda: _end_this_step(state)):
         state.check()
     return future
 
 
-def _end_the_last_step(state: DBLPState) -> None:
+def _end_previous_step(state: DBLPState) -> None:
     """An error is raised at the end of this step: DDP's reducer survives none in a hook."""
     try:
         state.finish_step(together=False)
@@ -55,19 +58,34 @@ def _end_the_last_step(state: DBLPState) -> None:
         state.engine.fail(error)
 
 
-def _end(state: DBLPState) -> None:
+def _end_this_step(state: DBLPState) -> None:
     """After the last bucket was launched, before DDP takes the results."""
     try:
         state.finish_step(together=not state.is_joining)
     except Exception as error:
-        # DDP's own callback comes after this one and leaves the reducer in order.  Then raise.
-        raised = error
+        _raise_after_ddp(error)
 
-        def fail() -> None:
-            raise raised
 
-        if not _run_at_the_end_of_backward(fail):
-            raise
+def _refused(bucket: Any, error: Exception) -> torch.futures.Future[torch.Tensor]:
+    """There is no connection.  The bucket stays as it is, and backward() raises `error`."""
+    buffer = bucket.buffer()
+    devices = [buffer.device] if buffer.device.type == "cuda" else None
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    future.set_result(buffer)
+    if bucket.is_last() and not _run_at_the_end_of_backward(lambda: _raise_after_ddp(error)):
+        raise error
+    return future
+
+
+def _raise_after_ddp(error: Exception) -> None:
+    """Called at the end of backward, before DDP's own callback, which leaves the reducer in order.
+    Raises after that one."""
+
+    def fail() -> None:
+        raise error
+
+    if not _run_at_the_end_of_backward(fail):
+        raise error
 
 
 def _run_at_the_end_of_backward(work: Any) -> bool:

@@ -215,7 +215,7 @@ class DBLPState:
 
     def watch_join(self, ddp_model: Any) -> None:
         """Looks when the model runs under `join()`: then ranks end steps alone."""
-        self._join = JoinWatch(ddp_model, weak_method(self, "_end_last_step", None))
+        self._join = JoinWatch(ddp_model, weak_method(self, "_end_open_step", None))
 
     @property
     def is_joining(self) -> bool:
@@ -254,7 +254,7 @@ class DBLPState:
             if self.on_step is not None:
                 self.on_step(report)
 
-    def _end_last_step(self) -> None:
+    def _end_open_step(self) -> None:
         """At the end of a `join()` block: nothing else ends the last step of a rank that had no
         inputs left."""
         if self._engine is not None and self._engine.is_open:

@@ -87,6 +87,29 @@ def test_a_policy_that_raises(ranks: Ranks, method: str, on_error: str) -> None:
     assert own_same
 
 
+def connects_again(job: Job) -> tuple[list[str], int]:
+    """(how three steps ended between which the state is closed and connected again, steps)."""
+    model = wrapped(perceptron(), job)
+    seen: list[str] = []
+    state = dblp.torch.register(model, tolerance=0)
+    for change in (lambda: None, state.close, lambda: state.connect(job.group)):
+        change()
+        try:
+            loss_of(model, next(batches(job.rank, 1))).backward()
+            seen.append("fine")
+        except dblp.DBLPError as error:
+            seen.append(f"{type(error).__name__}: {error}")
+    state.close()
+    return seen, state.step
+
+
+def test_a_state_without_a_connection_leaves_ddp_in_order(ranks: Ranks) -> None:
+    for (first, second, third), steps in ranks.run(connects_again, 2):
+        assert first == third == "fine"
+        assert second.startswith("LocalProtocolError: this state is not connected")
+        assert steps == 2
+
+
 def test_a_bucket_cannot_take_the_stream_of_an_exact_part() -> None:
     pipeline = BucketPipeline(None, ExchangeOptions(), None)  # type: ignore[arg-type]
     memory = HostMemory()
