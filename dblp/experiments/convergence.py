@@ -17,7 +17,7 @@ __all__ = ["blocks", "findings"]
 REFERENCES = ("exact", "none")
 """Names of the setting that loses nothing."""
 
-WORTH_A_SENTENCE = ("baseline", "paper", "ours", "feedback", "best")
+WORTH_A_SENTENCE = ("baseline", "paper", "ours", "forgetful", "best")
 """Names of the settings that are compared with exact in words."""
 
 SEEDS_MIN = 3

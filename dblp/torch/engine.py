@@ -162,9 +162,11 @@ class ExchangeEngine:
         work.tolerance = decision.tolerance
         work.critical = decision.regime is Regime.CRITICAL
         work.scale = self._scale
-        work.measured = (
-            not decision.tolerance.is_exact or needs_norms or self._parts.feedback is not None
-        )
+        feedback, may_lose = self._parts.feedback, not decision.tolerance.is_exact
+        if feedback is not None:
+            feedback.is_needed = feedback.is_needed or may_lose
+            needs_norms = needs_norms or feedback.is_needed
+        work.measured = may_lose or needs_norms
         return None
 
     def _refused(self, error: Exception) -> Exception:

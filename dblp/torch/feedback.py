@@ -57,6 +57,9 @@ class ErrorFeedback:
         self._new: dict[tuple[str, ...], _Residual] = {}
         self._loose: dict[str, torch.Tensor] = {}
         """Residuals of parameters whose bucket has not been seen yet."""
+        self.is_needed = False
+        """Whether anything may be owed: a round that may lose chunks has begun.  The same on all
+        ranks, unlike what is owed."""
 
     @torch.no_grad()
     def add_to(self, gradient: torch.Tensor, layout: BucketLayout, *, scale: float = 1.0) -> None:
@@ -144,6 +147,7 @@ class ErrorFeedback:
             raise ConfigError("the residuals of the checkpoint are no tensors: is it damaged?")
         self._known.clear()
         self._new.clear()
+        self.is_needed = True  # some rank may owe something
         self._loose = {
             name: part.detach().cpu().reshape(-1).clone() for name, part in state.items()
         }

@@ -73,8 +73,9 @@ class ExchangeOptions:
     exact_below_bytes: int = 16 * 1024
     """Buckets up to this size in bytes always arrive: a few chunks are no burden."""
 
-    residual: bool = False
-    """Error feedback: what was not delivered is added to the next gradient."""
+    residual: bool | None = None
+    """Error feedback: what was not delivered is added to the next gradient.  None: wherever it can
+    be, which takes the names of the parameters and ranks that serve themselves."""
 
     wire_dtype: str | None = None
     """"bf16" sends float32 and float64 gradients as bfloat16."""
@@ -109,8 +110,9 @@ class ExchangeOptions:
             if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
                 raise ConfigError(f"{name} is {value!r}: choose an integer, {lowest} or more")
         for name in ("residual", "per_bucket"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}: choose True or False")
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (name == "residual" and value is None):
+                raise ConfigError(f"{name} is {value!r}: choose True or False")
         patterns: object = self.exact
         if not isinstance(patterns, tuple) or not all(isinstance(item, str) for item in patterns):
             raise ConfigError(
@@ -134,6 +136,11 @@ class ExchangeOptions:
         value = getattr(self, name)
         if value not in choices:
             raise ConfigError(f"{name} is {value!r}: choose one of {', '.join(map(str, choices))}")
+
+    @property
+    def feeds_back(self) -> bool:
+        """`residual` with its default filled in."""
+        return self.address is None if self.residual is None else self.residual
 
     @property
     def replicas_may_drift(self) -> bool:

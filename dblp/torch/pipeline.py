@@ -20,7 +20,7 @@ from ..collective.base import Collective, ExchangeReport
 from ..errors import DBLPError, LocalProtocolError
 from ..tolerance import EXACT
 from .feedback import ErrorFeedback
-from .layout import subtract
+from .layout import BucketLayout, subtract
 from .options import ExchangeOptions
 from .work import BucketWork, WorkThread, lossless_report
 
@@ -92,17 +92,24 @@ class BucketPipeline:
             host = work.host
             assert host is not None
             norm = self._squared_norm(work, host)
-            if self._feedback is not None and work.layout is not None:
-                self._feedback.add_to(host, work.layout, scale=work.scale())
-            wire = self._on_the_wire(host)
-            if self._feedback is not None and work.layout is not None:
+            owing = self._owing(work)
+            if owing is not None:
+                feedback, layout = owing
+                feedback.add_to(host, layout, scale=work.scale())
                 if work.tolerance.is_exact:
-                    self._feedback.settle(work.layout)
-                elif wire is host:
-                    work.sent = host.clone()  # the mean is written over what is sent
+                    feedback.settle(layout)
+            wire = self._on_the_wire(host)
+            if owing is not None and not work.tolerance.is_exact and wire is host:
+                work.sent = host.clone()  # the mean is written over what is sent
             self._exchange(work, host, wire, norm)
         except Exception as error:
             self._fail(work, error)
+
+    def _owing(self, work: BucketWork) -> tuple[ErrorFeedback, BucketLayout] | None:
+        """Where the bucket's losses are kept, if anything may have been lost by now."""
+        if self._feedback is None or not self._feedback.is_needed or work.layout is None:
+            return None
+        return self._feedback, work.layout
 
     def _squared_norm(self, work: BucketWork, host: torch.Tensor) -> float:
         """Squared norm of the gradient before residual and loss, without the loss scale.
@@ -182,15 +189,13 @@ class BucketPipeline:
         try:
             host, report = work.host, work.report
             assert host is not None and report is not None
-            if (
-                self._feedback is not None
-                and work.layout is not None
-                and not work.tolerance.is_exact
-            ):
+            owing = self._owing(work)
+            if owing is not None and not work.tolerance.is_exact:
+                feedback, layout = owing
                 sent = work.sent if work.sent is not None else host
-                self._feedback.capture(
+                feedback.capture(
                     sent,
-                    work.layout,
+                    layout,
                     subtract(tuple(sorted(report.undelivered)), work.exact),
                     scale=work.scale(),
                 )

@@ -98,7 +98,7 @@ class DBLPState:
         self._clock = StepClock(
             choose_policy(policy, tolerance), per_bucket=self.options.per_bucket
         )
-        self._feedback = ErrorFeedback() if self.options.residual else None
+        self._feedback = ErrorFeedback() if self.options.feeds_back else None
         self._meeting: Meeting | None = None
         self._engine: ExchangeEngine | None = None
         self._join: JoinWatch | None = None
@@ -304,7 +304,7 @@ class DBLPState:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep of *this rank*: step, phase and residuals; no sockets.
 
-        Residuals differ between ranks, so with `residual=True` every rank saves its own.
+        Residuals differ between ranks, so every rank saves its own, but with `residual=False`.
         """
         residuals = {} if self._feedback is None else self._feedback.state_dict()
         return {
@@ -347,7 +347,7 @@ class DBLPState:
         self.last_report = None
         self._parameters, self._names, self._layouts = {}, {}, {}
         self._clock = StepClock(pickled["policy"], per_bucket=self.options.per_bucket)
-        self._feedback = ErrorFeedback() if self.options.residual else None
+        self._feedback = ErrorFeedback() if self.options.feeds_back else None
         self._meeting = None
         self._engine = None
         self._join = None
