@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import socket
 import time
@@ -25,14 +26,7 @@ from ..proto import Session, turn
 from ..wire import Abort, AnyFrame, Bye, Heartbeat
 from .control import ControlConnection
 from .handshake import Connection
-
-BUDGET_S = 0.05
-"""Longest stay in the pump: bounds the delay of everything else on this loop (heartbeats, new
-connections)."""
-
-LINGER_S = 0.02
-"""How long the pump sleeps on quiet sockets before the loop's own readers take over; shorter than
-the budget."""
+from .stay import BUDGET_S, LINGER_S, stay
 
 UNSENT_LINGER_S = 0.001
 """... while the event loop has control bytes to write."""
@@ -293,15 +287,9 @@ class Driver:
             if self._impaired_turn(by_hand):
                 linger = 0.0
             wake += [link.sock.fileno() for link in by_hand]
-        budget = min((link.session.update_interval_s for link in alive), default=BUDGET_S)
-        flags = fastpath.pump(
-            channels,
-            wake,
-            budget_ns=int(min(budget, BUDGET_S) * 1e9),
-            linger_ns=max(0, int(linger * 1e9)),
-        )
-        if flags == fastpath.QUIET and linger < LINGER_S:
-            flags = 0  # a timer is due, not silence
+        timer = now + linger if linger < LINGER_S else math.inf
+        sessions = [link.session for link in alive]
+        flags = stay(channels, wake, sessions, timer=timer, once=bool(by_hand))
         if by_hand and flags & fastpath.WAKE:
             self._impaired_turn(by_hand)
         return flags
