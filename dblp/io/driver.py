@@ -15,11 +15,12 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from .. import fastpath
 from ..config import TransportConfig
+from ..congestion import within_host
 from ..errors import DBLPError, PeerLostError, RemoteProtocolError
 from ..faults import ImpairmentState
 from ..proto import Session, turn
@@ -27,6 +28,7 @@ from ..wire import Abort, AnyFrame, Bye, Heartbeat
 from .control import ControlConnection
 from .handshake import Connection
 from .stay import BUDGET_S, LINGER_S, stay
+from .udp import same_host
 
 UNSENT_LINGER_S = 0.001
 """... while the event loop has control bytes to write."""
@@ -83,6 +85,8 @@ def make_link(
 ) -> PeerLink:
     """The link on a connection that the handshake has made."""
     rng = random.Random(f"{config.seed}/{connection.rank}/{name}")
+    if same_host(connection.sock):
+        config = replace(config, congestion=within_host(config.congestion))
     session = Session(connection.channel, config, rng=rng, peer=name)
     if not connection.datagrams:
         session.block_datagrams()
