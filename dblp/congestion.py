@@ -13,7 +13,15 @@ from typing import Protocol
 
 from .errors import ConfigError
 
-__all__ = ["AdaptiveWindow", "Congestion", "CongestionControl", "Feedback", "FixedRate", "Unpaced"]
+__all__ = [
+    "AdaptiveWindow",
+    "Congestion",
+    "CongestionControl",
+    "Feedback",
+    "FixedRate",
+    "Unpaced",
+    "within_host",
+]
 
 WINDOW_MAX = 1 << 30
 """No limit."""
@@ -120,6 +128,9 @@ class AdaptiveWindow:
     initial_datagrams: int = 44
     """First window: one GSO batch (RFC 6928 allows 10 segments; a batch is one send)."""
     minimum_datagrams: int = 8
+    within_host: bool = False
+    """Also towards peers with this host's own address.  No datagram waits in a switch there, so the
+    credits are enough, and a window makes processes that share CPUs wait for each other."""
 
     def __post_init__(self) -> None:
         if not 0 < self.queue_delay_s < 10:
@@ -132,6 +143,12 @@ class AdaptiveWindow:
 
     def new_control(self, datagram_bytes: int) -> CongestionControl:
         return AdaptiveWindowControl(self, datagram_bytes)
+
+
+def within_host(congestion: Congestion) -> Congestion:
+    """What this choice means towards a peer on the same host."""
+    adaptive = isinstance(congestion, AdaptiveWindow) and not congestion.within_host
+    return Unpaced() if adaptive else congestion
 
 
 BASE_DELAY_MEMORY_S = 10.0

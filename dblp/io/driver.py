@@ -10,29 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from .. import fastpath
 from ..config import TransportConfig
+from ..congestion import within_host
 from ..errors import DBLPError, PeerLostError, RemoteProtocolError
 from ..faults import ImpairmentState
 from ..proto import Session, turn
 from ..wire import Abort, AnyFrame, Bye, Heartbeat
 from .control import ControlConnection
 from .handshake import Connection
-
-BUDGET_S = 0.05
-"""Longest stay in the pump: bounds the delay of everything else on this loop (heartbeats, new
-connections)."""
-
-LINGER_S = 0.02
-"""How long the pump sleeps on quiet sockets before the loop's own readers take over; shorter than
-the budget."""
+from .stay import BUDGET_S, LINGER_S, stay
+from .udp import same_host
 
 UNSENT_LINGER_S = 0.001
 """... while the event loop has control bytes to write."""
@@ -89,6 +85,8 @@ def make_link(
 ) -> PeerLink:
     """The link on a connection that the handshake has made."""
     rng = random.Random(f"{config.seed}/{connection.rank}/{name}")
+    if same_host(connection.sock):
+        config = replace(config, congestion=within_host(config.congestion))
     session = Session(connection.channel, config, rng=rng, peer=name)
     if not connection.datagrams:
         session.block_datagrams()
@@ -293,15 +291,9 @@ class Driver:
             if self._impaired_turn(by_hand):
                 linger = 0.0
             wake += [link.sock.fileno() for link in by_hand]
-        budget = min((link.session.update_interval_s for link in alive), default=BUDGET_S)
-        flags = fastpath.pump(
-            channels,
-            wake,
-            budget_ns=int(min(budget, BUDGET_S) * 1e9),
-            linger_ns=max(0, int(linger * 1e9)),
-        )
-        if flags == fastpath.QUIET and linger < LINGER_S:
-            flags = 0  # a timer is due, not silence
+        timer = now + linger if linger < LINGER_S else math.inf
+        sessions = [link.session for link in alive]
+        flags = stay(channels, wake, sessions, timer=timer, once=bool(by_hand))
         if by_hand and flags & fastpath.WAKE:
             self._impaired_turn(by_hand)
         return flags

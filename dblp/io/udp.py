@@ -105,3 +105,11 @@ def chunk_bytes_for(control: socket.socket, mtu: int) -> int:
 def with_port(address: tuple[Any, ...], port: int) -> tuple[Any, ...]:
     """The socket address `address` with another port; keeps the scope of an IPv6 address."""
     return (address[0], port, *address[2:])
+
+
+def same_host(sock: socket.socket) -> bool:
+    """Whether the peer of a connected socket has the socket's own address."""
+    try:
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:
+        return False  # not connected any more

@@ -6,7 +6,6 @@ import random
 from functools import partial
 
 from ..config import TransportConfig
-from ..congestion import RELAXED_INTERVAL_S
 from ..errors import DBLPError, LocalProtocolError, RemoteProtocolError, RoundAbortedError
 from ..fastpath import Channel, Reducer
 from ..tolerance import Tolerance
@@ -41,7 +40,7 @@ class Session:
     makes new frames: take frames until there are none.
 
     *Commands*: `arm`, `send`, `imply_stop`, `release`, `abort`, `block_datagrams`.
-    *Inputs*: `on_frame`, `on_progress`, `on_timeout`.
+    *Inputs*: `on_frame`, `on_progress`, `steer`, `on_timeout`.
     *Outputs*: `take_frames`, `take_events`, `next_timeout`.
     *Getters*: `channel`, `peer`, `error`, `peer_left`, `busy`, `rtt_s`, `receiver`, `sender`,
     `stall`, `late_frames`.
@@ -181,8 +180,7 @@ class Session:
         view = byte_view(buffer)
         layout = ChunkLayout(view.nbytes, self.channel.chunk_bytes)
         known = tolerance if tolerance is not None else expected_tolerance
-        chosen = None
-        only = None
+        chosen = only = None
         if order is not None:
             chosen, only = partial(as_given, order), subset_mask(order, layout.count)
         elif reducer is None:
@@ -270,6 +268,11 @@ class Session:
             sender.on_progress(now=now)
         self._stall.look(sending=bool(self._rounds.senders), now=now)
 
+    def steer(self, *, now: float) -> None:
+        """The part of `on_progress` that is for congestion control, due at `steer_at`."""
+        if self.error is None and self._rounds.senders:
+            self._steering.on_progress(now=now)
+
     def on_timeout(self, *, now: float) -> None:
         """Acts on every timer that is due; harmless when none is."""
         if self.error is not None:
@@ -336,11 +339,9 @@ class Session:
         return any(s.state is not SenderState.IDLE for s in self._rounds.senders.values())
 
     @property
-    def update_interval_s(self) -> float:
-        """How soon `on_progress` is wanted again while something is being sent, in seconds."""
-        if not self._rounds.senders:
-            return RELAXED_INTERVAL_S
-        return self._steering.update_interval_s
+    def steer_at(self) -> float:
+        """When `steer` wants to be called, in seconds; infinite while nothing is being sent."""
+        return self._steering.due if self._rounds.senders else float("inf")
 
     @property
     def rtt_s(self) -> float | None:
@@ -389,10 +390,9 @@ class Session:
             kind = self._config.order_for(exact=exact, dtype=dtype)
         else:  # nothing says that all will be wanted: spread what an early stop drops
             kind = "rotate" if self._config.order == "auto" else self._config.order
-        stream, round_id = key
-        seed = self._config.seed + stream * _STREAM_SEED
+        seed = self._config.seed + key[0] * _STREAM_SEED
         return send_order(
-            kind, layout, round_id=round_id, seed=seed, buffer=view, dtype=dtype, expected=known
+            kind, layout, round_id=key[1], seed=seed, buffer=view, dtype=dtype, expected=known
         )
 
 

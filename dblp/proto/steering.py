@@ -14,41 +14,38 @@ __all__ = ["StallWatch", "Steering"]
 class Steering:
     """Round-trip samples go to timers and congestion control; its window, to the channel."""
 
-    __slots__ = ("_channel", "_control", "_rtt")
+    __slots__ = ("_channel", "_control", "_rtt", "due")
 
     def __init__(self, channel: Channel, config: TransportConfig, rtt: RttEstimate) -> None:
         self._channel = channel
         self._control = config.congestion.new_control(channel.chunk_bytes + HEADER_BYTES)
         self._rtt = rtt
+        self.due = 0.0
+        """When `on_progress` is wanted again while something is being sent, in seconds."""
         self._apply()
-
-    @property
-    def update_interval_s(self) -> float:
-        """How soon `on_progress` is wanted again while something is being sent, in seconds."""
-        return self._control.update_interval_s
 
     def on_progress(self, *, now: float) -> None:
         """Reads the channel's samples."""
         channel = self._channel
+        limited = channel.take_window_limited()
         smallest_ns, last_ns, samples = channel.take_rtt_ns()
-        path_ns, _ = channel.take_path_ns()
         if samples:
             self._rtt.update(last_ns)
-        limited = channel.take_window_limited()
-        if not samples and not limited:
-            return
-        self._control.on_feedback(
-            Feedback(
-                now=now,
-                path_delay_s=path_ns * 1e-9,
-                smallest_delay_s=smallest_ns * 1e-9,
-                samples=samples,
-                sent=channel.sent_sequence,
-                acknowledged=channel.acknowledged,
-                window_limited=limited,
+        if samples or limited:
+            path_ns, _ = channel.take_path_ns()
+            self._control.on_feedback(
+                Feedback(
+                    now=now,
+                    path_delay_s=path_ns * 1e-9,
+                    smallest_delay_s=smallest_ns * 1e-9,
+                    samples=samples,
+                    sent=channel.sent_sequence,
+                    acknowledged=channel.acknowledged,
+                    window_limited=limited,
+                )
             )
-        )
-        self._apply()
+            self._apply()
+        self.due = now + self._control.update_interval_s
 
     def _apply(self) -> None:
         self._channel.cwnd = self._control.window

@@ -324,8 +324,8 @@ class Network:
                 moved = True
         moved |= self._transmit(host, TURN_DATAGRAMS)
         if moved and host.settle_by == math.inf:
-            interval_s = min(end.session.update_interval_s for end in host.ends)
-            host.settle_by = now + min(interval_s, PUMP_BUDGET_S)
+            steer_at = min(end.session.steer_at for end in host.ends)
+            host.settle_by = min(max(now, steer_at), now + PUMP_BUDGET_S)
         return moved
 
     def _transmit(self, host: Host, most: int) -> bool:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dblp import AdaptiveWindow, ConfigError, FixedRate, TransportConfig, Unpaced
-from dblp.congestion import Congestion, CongestionControl, DeliveryRate, Feedback
+from dblp.congestion import (
+    Congestion,
+    CongestionControl,
+    DeliveryRate,
+    Feedback,
+    within_host,
+)
 
 BASE_S = 20e-6
 
@@ -124,3 +130,10 @@ def test_bad_plans_and_choices_are_named() -> None:
         AdaptiveWindow(step_datagrams=0)
     with pytest.raises(ConfigError, match="congestion"):
         TransportConfig(congestion="fast")  # type: ignore[arg-type]
+
+
+def test_within_a_host_there_is_no_queue_to_keep_short() -> None:
+    assert within_host(AdaptiveWindow()) == Unpaced()
+    wanted = AdaptiveWindow(within_host=True)
+    assert within_host(wanted) is wanted
+    assert within_host(FixedRate(1e9)) == FixedRate(1e9)

@@ -10,7 +10,7 @@ import pytest
 
 from dblp import wire
 from dblp.io import udp
-from dblp.io.udp import Buffers, chunk_bytes_for, open_udp, receive_window, with_port
+from dblp.io.udp import Buffers, chunk_bytes_for, open_udp, receive_window, same_host, with_port
 
 
 def test_a_socket_as_wanted() -> None:
@@ -104,3 +104,17 @@ def test_the_ip_version_is_that_of_the_packets(family: int, peer: str, version: 
 def test_another_port_on_the_same_address() -> None:
     assert with_port(("127.0.0.1", 80), 7) == ("127.0.0.1", 7)
     assert with_port(("fe80::1", 80, 0, 3), 7) == ("fe80::1", 7, 0, 3)
+
+
+def test_a_peer_with_the_own_address_is_on_this_host() -> None:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.2", 0))
+        assert not same_host(one)  # not connected
+        one.connect(other.getsockname())
+        assert not same_host(one)
+        one.connect(("127.0.0.1", 9))
+        assert same_host(one)
