@@ -9,7 +9,18 @@ from .congestion import AdaptiveWindow, Congestion
 from .deadline import Deadline
 from .errors import ConfigError
 
-__all__ = ["CONTROLS", "FLOAT_DTYPES", "LOOPS", "ORDERS", "STOPS", "TransportConfig"]
+__all__ = [
+    "CONTROLS",
+    "FLOAT_DTYPES",
+    "LOOPS",
+    "MTU_MAX",
+    "MTU_MIN",
+    "MTU_USUAL",
+    "MTU_WITHIN_HOST",
+    "ORDERS",
+    "STOPS",
+    "TransportConfig",
+]
 
 ORDERS = ("auto", "sequential", "rotate", "random", "magnitude")
 STOPS = ("eager", "patient")
@@ -25,6 +36,12 @@ MTU_MIN = 1280
 MTU_MAX = 65535
 """Largest IPv4 packet."""
 
+MTU_USUAL = 1500
+"""What nearly every path takes."""
+
+MTU_WITHIN_HOST = 9000
+"""Loopback takes 65,536, but a chunk is what may be lost, and must not be a whole shard."""
+
 SOCKET_BUFFER_BYTES_MIN = 64 * 1024
 """One GSO batch."""
 
@@ -39,8 +56,9 @@ class TransportConfig:
     Raises ConfigError when a value cannot be used.
     """
 
-    mtu: int = 1500
-    """Largest IP packet in bytes, 1280 … 65535; the two ends use the smaller of their values."""
+    mtu: int | None = None
+    """Largest IP packet in bytes, 1280 … 65535; the two ends use the smaller of their values.  None
+    is 1500, and 9000 in a `Mesh` whose ranks are all on one host."""
 
     timeout_s: float = 30.0
     """Longest a round may take, in seconds, before it ends with RoundTimeoutError."""
@@ -98,7 +116,8 @@ class TransportConfig:
     """Interval of heartbeats while nothing else travels, in seconds."""
 
     def __post_init__(self) -> None:
-        self._check_integer("mtu", MTU_MIN, MTU_MAX)
+        if self.mtu is not None:
+            self._check_integer("mtu", MTU_MIN, MTU_MAX)
         self._check_integer("socket_buffer_bytes", SOCKET_BUFFER_BYTES_MIN, (1 << 31) - 1)
         self._check_integer("seed", 0, (1 << 64) - 1)
         self._check_choice("order", ORDERS)
@@ -131,6 +150,11 @@ class TransportConfig:
                 f"heartbeat_s is {self.heartbeat_s}, but a peer counts as lost after "
                 f"{self.peer_silence_s:g} s of silence: choose a shorter heartbeat"
             )
+
+    @property
+    def packet_bytes(self) -> int:
+        """Largest IP packet in bytes: `mtu` with its default filled in."""
+        return MTU_USUAL if self.mtu is None else self.mtu
 
     @property
     def peer_silence_s(self) -> float:

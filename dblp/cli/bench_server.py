@@ -56,7 +56,7 @@ def host_facts(config: TransportConfig) -> HostFacts:
         wanted_buffer=config.socket_buffer_bytes,
         receive_buffer=granted["receive buffer"],
         send_buffer=granted["send buffer"],
-        mtu=config.mtu,
+        mtu=config.packet_bytes,
         gso=gso and config.offload,
         gro=gro and config.offload,
     )

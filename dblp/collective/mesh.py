@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -10,11 +11,12 @@ from typing import Any, cast
 
 from .. import fastpath
 from ..buffers import byte_view_of
-from ..config import TransportConfig
+from ..config import MTU_WITHIN_HOST, TransportConfig
 from ..errors import ConfigError, DBLPError
 from ..faults import Impairment
 from ..io.acceptor import Acceptor
 from ..io.control import parse_address
+from ..io.interfaces import is_within_host
 from ..io.loop import LoopThread
 from ..tolerance import Tolerance
 from .base import ExchangeReport
@@ -103,7 +105,9 @@ class Mesh:
             config=self.config,
             impairment=impairment,
         )
-        acceptor = Acceptor(*parse_address(listen), self.config, impairment)
+        # Which packets are used is for those to say who connect.
+        most = dataclasses.replace(self.config, mtu=self.config.mtu or MTU_WITHIN_HOST)
+        acceptor = Acceptor(*parse_address(listen), most, impairment)
         self.address: str = acceptor.address
         """Where this rank listens, as "host:port"."""
         self.port: int = parse_address(self.address)[1]
@@ -163,14 +167,26 @@ class Mesh:
         for rank in range(self._settings.servers):
             if rank != self.rank and not candidates[rank]:
                 raise ConfigError(f"rank {rank} serves a shard and has no address: give it one")
+        packet_bytes = self.config.packet_bytes
+        if self.config.mtu is None and self._is_within_host(candidates):
+            packet_bytes = MTU_WITHIN_HOST
         try:
             self._thread.call(
-                self._owner.connect(candidates), self.config.connect_timeout_s + CALL_MARGIN_S
+                self._owner.connect(candidates, packet_bytes),
+                self.config.connect_timeout_s + CALL_MARGIN_S,
             )
         except DBLPError as error:
             self._error = error
             raise
         self._connected = True
+
+    def _is_within_host(self, candidates: Sequence[Sequence[tuple[str, int]]]) -> bool:
+        """Whether all other ranks are on this host, as far as their addresses are known."""
+        return all(
+            found and all(is_within_host(host, packet_bytes=MTU_WITHIN_HOST) for host, _ in found)
+            for rank, found in enumerate(candidates)
+            if rank != self.rank
+        )
 
     def all_reduce(
         self,

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -116,22 +116,24 @@ class MeshOwner:
 
     # --- connecting
 
-    async def connect(self, addresses: Sequence[Candidates]) -> None:
+    async def connect(self, addresses: Sequence[Candidates], packet_bytes: int) -> None:
         """Connects to every server and waits for every rank that this one serves."""
         try:
-            await self._connect(addresses)
+            await self._connect(addresses, packet_bytes)
         except DBLPError as error:
             self.core.fail(error)  # the others need not wait for a rank that will not come
             self.on_tick(self.driver.now())
             raise
 
-    async def _connect(self, addresses: Sequence[Candidates]) -> None:
+    async def _connect(self, addresses: Sequence[Candidates], packet_bytes: int) -> None:
         settings = self._settings
+        config = replace(settings.config, mtu=packet_bytes)
         deadline = asyncio.get_running_loop().time() + settings.config.connect_timeout_s
         servers = [r for r in range(settings.servers) if r != settings.rank]
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._connect_to(server, addresses[server])) for server in servers
+                group.create_task(self._connect_to(server, addresses[server], config))
+                for server in servers
             ]
         connections = [task.result() for task in tasks]
         failure = next((one for one in connections if isinstance(one, DBLPError)), None)
@@ -147,7 +149,9 @@ class MeshOwner:
         await self._wait_for_others(deadline)
         self._join()
 
-    async def _connect_to(self, server: int, candidates: Candidates) -> Connection | DBLPError:
+    async def _connect_to(
+        self, server: int, candidates: Candidates, config: TransportConfig
+    ) -> Connection | DBLPError:
         """The error is returned: a task group would wrap it."""
         settings = self._settings
         identity = Identity(
@@ -158,9 +162,7 @@ class MeshOwner:
             to=server,
         )
         try:
-            connection = await connect_any(
-                candidates, identity, settings.config, settings.impairment
-            )
+            connection = await connect_any(candidates, identity, config, settings.impairment)
         except DBLPError as error:
             return error_of(server, error)
         theirs = (connection.welcome.downlink, connection.welcome.rule)

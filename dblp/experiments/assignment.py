@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from .. import AdaptiveWindow, FixedRate, TransportConfig
+from ..config import MTU_USUAL
 from ..faults import Impairment
 from .settings import Cell, burst_rounds
 
@@ -46,6 +47,7 @@ class Assignment:
         """How bytes travel; equal on all processes."""
         rate = self.cell.setting.rate_bit_per_s
         return TransportConfig(
+            mtu=MTU_USUAL,  # chunks as between hosts: they are what is lost
             congestion=AdaptiveWindow() if rate is None else FixedRate(rate),
             order=self.cell.setting.order,
             timeout_s=self.cell.timeout_s,

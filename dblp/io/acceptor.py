@@ -171,7 +171,7 @@ class Acceptor:
     async def _welcome(self, control: ControlConnection, hello: Hello, terms: Terms) -> Connection:
         """Answers a Hello that was found good; returns when the worker's datagrams are bound."""
         config = self._config
-        mtu = min(hello.mtu, config.mtu)
+        mtu = min(hello.mtu, config.packet_bytes)
         token = secrets.token_bytes(TOKEN_BYTES)
         chunk_bytes = chunk_bytes_for(control.sock, mtu)
         frame = Welcome(

@@ -300,13 +300,13 @@ async def _shake_hands(
     try:
         warn_about_buffers(buffers)
         sock.bind(with_port(tcp.getsockname(), 0))
-        chunk_bytes = chunk_bytes_for(tcp, config.mtu)
+        chunk_bytes = chunk_bytes_for(tcp, config.packet_bytes)
         control.send(
             Hello(
                 version=wire.PROTOCOL_VERSION,
                 rank=identity.rank,
                 world=identity.world,
-                mtu=config.mtu,
+                mtu=config.packet_bytes,
                 window=receive_window(buffers.receive, chunk_bytes + wire.HEADER_BYTES),
                 fingerprint=identity.fingerprint,
                 servers=identity.servers,
@@ -315,7 +315,7 @@ async def _shake_hands(
         )
         welcome = await frames.next(Welcome)
         assert isinstance(welcome, Welcome)
-        _check_welcome(welcome, config.mtu)
+        _check_welcome(welcome, config.packet_bytes)
         sock.connect(with_port(tcp.getpeername(), welcome.udp_port))
         bound = await _bind_datagrams(sock, frames, welcome)
         if not MTU_MIN <= bound.mtu <= welcome.mtu:

@@ -27,6 +27,7 @@ __all__ = [
     "common_family",
     "host_key",
     "interfaces",
+    "is_within_host",
     "path_mtu",
     "route_to",
 ]
@@ -148,6 +149,19 @@ def path_mtu(host: str, port: int = 9) -> int | None:
             return probe.getsockopt(socket.IPPROTO_IP, _IP_MTU)
     except OSError:
         return None
+
+
+def is_within_host(host: str, *, packet_bytes: int) -> bool:
+    """Whether `host` is an address of this one, to which packets of this size can go.  Sends
+    nothing."""
+    return route_to(host) in _resolved(host) and (path_mtu(host) or 0) >= packet_bytes
+
+
+def _resolved(host: str) -> set[str]:
+    try:
+        return {str(item[4][0]) for item in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)}
+    except socket.gaierror:
+        return set()
 
 
 def advertised_addresses(

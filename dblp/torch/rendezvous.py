@@ -21,7 +21,7 @@ from ..collective.base import Collective
 from ..collective.mesh import Mesh
 from ..collective.server_core import MissingRule
 from ..collective.server_decisions import Downlink
-from ..config import MTU_MIN
+from ..config import MTU_MIN, MTU_WITHIN_HOST
 from ..errors import ConfigError, DBLPError, PeerLostError
 from ..io.control import format_address
 from ..io.interfaces import (
@@ -119,7 +119,10 @@ class Meeting:
 
     def _largest_mtu(self) -> int:
         """Bytes of the packets that this rank would use by itself."""
-        mtu, here = self.options.config.mtu, self.hosts[self.group.rank]
+        config, here = self.options.config, self.hosts[self.group.rank]
+        mtu = config.packet_bytes
+        if config.mtu is None and set(self.hosts) == {here}:
+            mtu = min(MTU_WITHIN_HOST, path_mtu(LOOPBACK) or mtu)
         for rank in range(self.options.serving(self.group.world)):
             if self.hosts[rank] != here:
                 mtu = min(mtu, path_mtu(self.tables[rank][0]) or mtu)

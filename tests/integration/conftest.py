@@ -19,10 +19,10 @@ LOOPS = os.environ.get("DBLP_TEST_LOOPS", "uvloop asyncio").split()
 
 @pytest.fixture(params=LOOPS)
 def config(request: pytest.FixtureRequest) -> TransportConfig:
-    """The default settings, once per event loop."""
+    """The default settings, once per event loop, with chunks as between hosts."""
     if request.param == "uvloop" and importlib.util.find_spec("uvloop") is None:
         pytest.skip("uvloop is not installed")
-    return TransportConfig(loop=request.param, timeout_s=LIMIT_S)
+    return TransportConfig(mtu=1500, loop=request.param, timeout_s=LIMIT_S)
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import dblp
+from dblp import wire
 from dblp.config import TransportConfig
-from tests.integration.cluster import CHUNK_BYTES, gradients, rank_order_mean, results
+from dblp.io.interfaces import is_within_host
+from tests.integration.cluster import CHUNK_BYTES, LIMIT_S, gradients, rank_order_mean, results
 from tests.integration.meshes import MeshGroup
 
 SIZES = [0, 1, 361, 363, 1500, 50_001]
@@ -228,3 +230,22 @@ def test_blocked_datagrams(config: TransportConfig) -> None:
         assert all(array.tobytes() == wanted for array in arrays)
         group.all_reduce(arrays, tolerance="40.8%")
         assert arrays[0].tobytes() == arrays[1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("mtu", "servers", "used"), [(None, None, 9000), (1500, None, 1500), (None, 1, 9000)]
+)
+def test_large_chunks_only_where_all_ranks_know_that_they_are_on_one_host(
+    mtu: int | None, servers: int | None, used: int
+) -> None:
+    with MeshGroup(3, TransportConfig(mtu=mtu, timeout_s=LIMIT_S), servers=servers) as group:
+        for mesh in group.meshes:
+            assert mesh.chunk_sizes == {wire.chunk_bytes_for_mtu(used)}
+
+
+def test_an_address_of_another_host_or_a_small_path_means_usual_chunks() -> None:
+    assert is_within_host("127.0.0.1", packet_bytes=9000)
+    assert is_within_host("localhost", packet_bytes=9000)
+    assert not is_within_host("127.0.0.1", packet_bytes=1 << 17)
+    assert not is_within_host("192.0.2.1", packet_bytes=1280)  # documentation's: nobody's own
+    assert not is_within_host("no.such.host.invalid", packet_bytes=1280)

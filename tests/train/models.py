@@ -9,11 +9,15 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import dblp
 from tests.train.ranks import Job
 
 WIDTH = 128
 BUCKET_MB = 0.03
 """Several buckets once DDP has rebuilt them."""
+
+SMALL_CHUNKS = dblp.TransportConfig(mtu=1500)
+"""As between hosts.  Within one, models as small as these have a few chunks, and lose none."""
 
 
 def perceptron() -> nn.Module:

@@ -14,11 +14,16 @@ import torch
 
 import dblp
 import dblp.torch
-from tests.train.models import batches, flat, loss_of, perceptron, sgd, wrapped
+from tests.train.models import SMALL_CHUNKS, batches, flat, loss_of, perceptron, sgd, wrapped
 from tests.train.ranks import Job, Ranks
 
 LOSS = dblp.Impairment(uniform=0.3, seed=5)
-OPTIONS: dict[str, Any] = {"residual": True, "exact_below_bytes": 0, "impairment": LOSS}
+OPTIONS: dict[str, Any] = {
+    "residual": True,
+    "exact_below_bytes": 0,
+    "impairment": LOSS,
+    "config": SMALL_CHUNKS,
+}
 
 
 def policy() -> dblp.GradientNormPolicy:

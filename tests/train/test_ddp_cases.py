@@ -9,7 +9,17 @@ from torch import nn
 
 import dblp
 import dblp.torch
-from tests.train.models import WIDTH, batches, flat, gradients, loss_of, perceptron, sgd, wrapped
+from tests.train.models import (
+    SMALL_CHUNKS,
+    WIDTH,
+    batches,
+    flat,
+    gradients,
+    loss_of,
+    perceptron,
+    sgd,
+    wrapped,
+)
 from tests.train.ranks import Job, Ranks
 
 
@@ -96,6 +106,7 @@ def mixed_with_loss(job: Job) -> tuple[bool, set[str]]:
         exact=["*half", "empty"],
         exact_below_bytes=0,
         impairment=dblp.Impairment(uniform=0.3, seed=3),
+        config=SMALL_CHUNKS,
     ) as state:
         owed: set[str] = set()  # in any step: one whose chunks all came in time owes nothing
         for _ in range(6):
@@ -310,6 +321,7 @@ def exact_parts(job: Job) -> tuple[bool, bool]:
         exact=["*.bias"],
         exact_below_bytes=0,
         impairment=dblp.Impairment(uniform=0.3, seed=5),
+        config=SMALL_CHUNKS,
     ):
         loss_of(model, batch).backward()
     loss_of(mirror, batch).backward()

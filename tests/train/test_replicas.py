@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,16 @@ import torch.distributed as dist
 import dblp
 import dblp.torch
 from dblp.torch.consistency import parameter_hash
-from tests.train.models import batches, flat, gradients, loss_of, perceptron, sgd, wrapped
+from tests.train.models import (
+    SMALL_CHUNKS,
+    batches,
+    flat,
+    gradients,
+    loss_of,
+    perceptron,
+    sgd,
+    wrapped,
+)
 from tests.train.ranks import Job, Ranks
 
 STEPS = 20
@@ -105,6 +115,7 @@ def test_replicas_are_equal_with_loss(ranks: Ranks, world: int, downlink: str) -
         "tolerance": "40.8%",
         "downlink": downlink,
         "impairment": LOSS,
+        "config": SMALL_CHUNKS,
         "exact_below_bytes": 0,
     }
     results = ranks.run(losses, world, options=options)
@@ -123,6 +134,7 @@ def drifts(job: Job) -> tuple[list[float | None], list[int]]:
         check_every=5,
         exact_below_bytes=0,
         impairment=LOSS,
+        config=SMALL_CHUNKS,
     ) as state:
         for batch in batches(job.rank, 11):
             optimizer.zero_grad()
@@ -222,7 +234,7 @@ def test_error_feedback_loses_nothing(ranks: Ranks, wire: str | None, order: str
     options = {
         "tolerance": "40.8%",
         "wire_dtype": wire,
-        "config": dblp.TransportConfig(order=order),
+        "config": replace(SMALL_CHUNKS, order=order),
     }
     results = ranks.run(feeds_back, 3, options=options)
     mean = sum(given for given, _, _ in results) / 3

@@ -12,7 +12,8 @@ from dblp.errors import ConfigError
 
 def test_defaults() -> None:
     config = TransportConfig()
-    assert (config.mtu, config.timeout_s, config.connect_timeout_s) == (1500, 30.0, 30.0)
+    assert (config.mtu, config.packet_bytes) == (None, 1500)
+    assert (config.timeout_s, config.connect_timeout_s) == (30.0, 30.0)
     assert config.socket_buffer_bytes == 4 * 1024 * 1024
     assert (config.order, config.stop, config.loop, config.control) == (
         "auto",
