@@ -44,6 +44,8 @@ EPILOG = """
 
 [cyan]ablation[/cyan]          CIFAR-10   order, missing rule, error feedback, downlink, norm source
 
+[cyan]high-loss[/cyan]         WikiText-2 ways to a tolerance of 80 %
+
 [bold]Examples[/bold]
 
 [cyan]dblp experiment phase-drop --scale smoke[/cyan]     does it run here? seconds, no data

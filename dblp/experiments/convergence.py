@@ -17,7 +17,9 @@ __all__ = ["blocks", "findings"]
 REFERENCES = ("exact", "none")
 """Names of the setting that loses nothing."""
 
-WORTH_A_SENTENCE = ("baseline", "paper", "ours", "forgetful", "best")
+WORTH_A_SENTENCE = (
+    "baseline", "paper", "ours", "forgetful", "best", "best-60", "contributors", "warm-up",
+)  # fmt: skip
 """Names of the settings that are compared with exact in words."""
 
 SEEDS_MIN = 3

@@ -77,6 +77,8 @@ TRAINING: dict[str, dict[str, Workload]] = {
     },
 }  # fmt: skip
 
+TRAINING["high-loss"] = TRAINING["gpt2"]
+
 SENSITIVITY_TRAINING = {
     "small": Workload(
         model="resnet", data="cifar10", samples=9600, test_samples=6000, epochs=6, batch=96,
