@@ -133,10 +133,11 @@ class Reducer:
     def provide(self, source: int, buffer: _BufferLike) -> None:
         """The whole of a source that was None is in `buffer`: every chunk of it arrives.  Without
         an `out` the mean is written there too, in place; then nothing else writes to `buffer`."""
-    def finish(self, bitmaps: Sequence[_BufferLike | None]) -> None:
+    def finish(self, bitmaps: Sequence[_BufferLike | None], first: npt.ArrayLike = ()) -> None:
         """All sources have stopped; bitmaps say what each delivered (missing = contributes
         nothing; None: it delivered all).  Reduces every chunk that is not ready yet (no
-        contributor: zero) and makes it ready, ascending."""
+        contributor: zero) and makes it ready: those of `first` in its order, then the others,
+        ascending."""
 
 class Channel:
     """One direction-pair to one peer over one connected UDP socket: transmit queue, receive table,

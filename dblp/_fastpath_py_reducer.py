@@ -189,10 +189,11 @@ class Reducer:
         for index in range(self.count):
             self.arrive_one(index)
 
-    def finish(self, bitmaps: Sequence[Buffer | None]) -> None:
+    def finish(self, bitmaps: Sequence[Buffer | None], first: Sequence[int] | Array = ()) -> None:
         """All sources have stopped; bitmaps say what each delivered (missing = contributes
         nothing; None: it delivered all).  Reduces every chunk that is not ready yet (no
-        contributor: zero) and makes it ready, ascending."""
+        contributor: zero) and makes it ready: those of `first` in its order, then the others,
+        ascending."""
         if len(bitmaps) != len(self._sources):
             raise ValueError(f"{len(bitmaps)} bitmaps for {len(self._sources)} sources")
         for rank, source in enumerate(self._sources):
@@ -200,8 +201,12 @@ class Reducer:
                 raise ValueError(f"source {rank} has not been provided")
         whole = np.ones(self.count, bool)
         bits = [whole if each is None else bitmap_bits(each, self.count) for each in bitmaps]
-        for index in np.flatnonzero(~self._is_ready).tolist():
-            self._reduce(index, [rank for rank, row in enumerate(bits) if row[index]])
+        ahead = np.asarray(first, np.int64)
+        if ahead.size and not 0 <= int(ahead.min()) <= int(ahead.max()) < self.count:
+            raise ValueError(f"a chunk index is out of range: there are {self.count} chunks")
+        for index in [*ahead.tolist(), *range(self.count)]:
+            if not self._is_ready[index]:
+                self._reduce(index, [rank for rank, row in enumerate(bits) if row[index]])
 
     def _reduce(self, index: int, ranks: Sequence[int]) -> None:
         if self._ready == self.limit:

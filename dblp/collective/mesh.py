@@ -74,9 +74,10 @@ class Mesh:
             listen: "host:port" or (host, port), of one TCP and one UDP port; 0 takes a free one.
             config: how bytes travel; the default fits.
             downlink: "exact": every rank gets the whole mean.  "common": with a tolerance only some
-                chunks go down, the same for all ranks, and the others become zero: those of most
-                energy stay, or with `TransportConfig(order=...)` other than "auto" and "magnitude"
-                the first that are complete, which is faster.  "lossy" (paper): each rank may lack
+                chunks go down, the same for all ranks, and the others become zero.  Those that all
+                ranks have delivered stay, then those that most have, and of these the ones of most
+                energy; with `TransportConfig(order=...)` other than "auto" and "magnitude" the
+                first in memory, which is faster.  "lossy" (paper): each rank may lack
                 other chunks of the mean.
             rule: "zero" (paper) divides by the number of ranks; "contributors" divides each chunk
                 by the number of ranks that delivered it.

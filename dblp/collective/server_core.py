@@ -306,7 +306,8 @@ class ServerCore:
     def _complete(self, stream: StreamState, now: float) -> None:
         """Every uplink of the current round has stopped: complete the mean, arm the next round."""
         round_ = stream.current
-        round_.reduce(self._sessions, self.pool)
+        ranked = self._decisions.ranks_chunks(round_, self._config)
+        round_.reduce(self._sessions, self.pool, ranked=ranked)
         for session in self._sessions:  # a downlink on TCP waits for the whole mean
             session.on_progress(now=now)
         if round_.decision is None:

@@ -60,7 +60,8 @@ class Decisions:
         A worker whose downlink ends zeroes the missing chunks of the buffer that it also sends
         from, and falls silent.  So the end of a downlink must imply that the server needs no more
         from any uplink: true if the downlink needs every chunk, or no fewer than an eager uplink.
-        The chunks of most energy can be chosen from the complete mean only.
+        Without a local gradient to rank them by, the chunks of most energy can be chosen from the
+        complete mean only.
         """
         assert round_.stage is Stage.FLOWING
         tolerance = self.downlink_tolerance(round_)
@@ -68,6 +69,11 @@ class Decisions:
         needed = tolerance.needed(count)
         if needed == count:
             return True
-        if self.common and config.order_for(exact=False, dtype=round_.dtype) == "magnitude":
+        if self.ranks_chunks(round_, config) and round_.local is None:
             return False
         return config.stop == "eager" and needed >= round_.uplink_tolerance.needed(count)
+
+    def ranks_chunks(self, round_: ServerRound, config: TransportConfig) -> bool:
+        """Whether a downlink that leaves chunks out leaves out those of least energy."""
+        order = config.order_for(exact=False, dtype=round_.dtype)
+        return self.common and order == "magnitude"

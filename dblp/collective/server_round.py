@@ -250,16 +250,37 @@ class ServerRound:
             for rank, session in zip(self.ranks, sessions, strict=True)
         ]
 
-    def reduce(self, sessions: Sequence[Session], pool: BufferPool) -> None:
-        """Completes the mean; every uplink has stopped.  Frees the receive buffers."""
+    def reduce(self, sessions: Sequence[Session], pool: BufferPool, *, ranked: bool) -> None:
+        """Completes the mean; every uplink has stopped.  Frees the receive buffers.
+
+        Args:
+            ranked: where the mean is limited, it takes up those chunks first that most ranks have
+                delivered, and of these the ones of most energy.
+        """
         assert self.reducer is not None and self.uplinks_left == 0
         bitmaps: list[bytearray | None] = [None] * len(self.offers)  # None: the local rank's
         for rank, receiver in zip(self.ranks, self.receivers, strict=True):
             bitmaps[rank] = receiver.bitmap.bits
-        self.reducer.finish(bitmaps)
+        self.reducer.finish(bitmaps, self._best_of(bitmaps) if ranked else ())
         for session in sessions:
             session.release(self.stream, self.round_id)
         self._give_back_sources(pool)
+
+    def _best_of(self, bitmaps: Sequence[bytearray | None]) -> npt.NDArray[np.uint32] | tuple[()]:
+        """The chunks that not all ranks have delivered, best first; nothing where all are used."""
+        assert self.reducer is not None and self.layout is not None and self.result is not None
+        count = self.reducer.count
+        if self.reducer.limit == count or self.local is None:
+            return ()
+        delivered = np.zeros(count, np.uint8)
+        for bits in bitmaps:
+            if bits is not None:
+                delivered += np.unpackbits(
+                    np.frombuffer(bits, np.uint8), count=count, bitorder="little"
+                )
+        # What is there of a chunk that is not reduced is the local rank's gradient.
+        energy = fastpath.chunk_energy(self.result.data, self.layout.dtype, self.layout.chunk_bytes)
+        return np.lexsort((-energy, -delivered.astype(np.int16))).astype(np.uint32)
 
     def give_back_result(self, pool: BufferPool) -> None:
         """No sender reads the result any more."""

@@ -196,8 +196,20 @@ cdef class Reducer:
             for chunk in range(self.state.count):
                 reducer_arrive(&self.state, chunk)
 
-    def finish(self, bitmaps):
-        cdef int world = self.state.world, s, present
+    cdef void complete(self, uint32_t chunk, const uint8_t **bits) noexcept nogil:
+        """Reduces one chunk from the sources that have it, unless it is ready."""
+        cdef const uint8_t *sources[256]
+        cdef int s, present = 0
+        if self.state.arrivals[chunk] == REDUCED:
+            return
+        for s in range(self.state.world):
+            if bits[s] == NULL or bit_is_set(bits[s], chunk):
+                sources[present] = self.state.sources[s]
+                present += 1
+        reduce_chunk(&self.state, chunk, sources, present)
+
+    def finish(self, bitmaps, first=()):
+        cdef int world = self.state.world, s
         if len(bitmaps) != world:
             raise ValueError(f"{len(bitmaps)} bitmaps for {world} sources")
         pins = [None if b is None else bitmap_pin(b, self.state.count, False) for b in bitmaps]
@@ -206,15 +218,14 @@ cdef class Reducer:
             bits[s] = NULL if pins[s] is None else (<_Pin> pins[s]).data()
             if self.state.sources[s] == NULL:
                 raise ValueError(f"source {s} has not been provided")
-        cdef const uint8_t *sources[256]
+        cdef const uint32_t[::1] ahead = np.ascontiguousarray(first, dtype=np.uint32)
+        cdef Py_ssize_t i
+        for i in range(ahead.shape[0]):
+            if ahead[i] >= self.state.count:
+                raise ValueError(f"chunk {ahead[i]} is out of range")
         cdef uint32_t chunk
         with nogil:
+            for i in range(ahead.shape[0]):
+                self.complete(ahead[i], bits)
             for chunk in range(self.state.count):
-                if self.state.arrivals[chunk] == REDUCED:
-                    continue
-                present = 0
-                for s in range(world):
-                    if bits[s] == NULL or bit_is_set(bits[s], chunk):
-                        sources[present] = self.state.sources[s]
-                        present += 1
-                reduce_chunk(&self.state, chunk, sources, present)
+                self.complete(chunk, bits)

@@ -351,3 +351,20 @@ def test_finish_fills_up_to_the_limit(fastpath: ModuleType) -> None:
     for wrong in (-1, 3):
         with pytest.raises(ValueError):
             reducer.set_limit(wrong)
+
+
+@both
+def test_finish_takes_some_chunks_first(fastpath: ModuleType) -> None:
+    sources = [np.full(80, rank + 1, np.float32) for rank in range(2)]
+    out = np.full(80, 9, np.float32)
+    reducer = fastpath.Reducer(out, sources, 64, "float32")
+    reducer.set_limit(3)
+    for source in range(2):
+        reducer.arrive(source, [1])
+    bitmaps = [np.array([0b11111], np.uint8), np.array([0b00010], np.uint8)]
+    with pytest.raises(ValueError):
+        reducer.finish(bitmaps, [5])
+    assert reducer.ready == 1
+    reducer.finish(bitmaps, np.array([4, 1], np.uint32))
+    assert reducer.ready_indices()[:3].tolist() == [1, 4, 0]
+    assert out.reshape(5, 16)[:, 0].tolist() == [0.5, 1.5, 0.0, 0.0, 0.5]

@@ -190,6 +190,7 @@ def test_reducers(
     arrivals = [(rank, chunk) for rank in range(world) for chunk in np.flatnonzero(delivered[rank])]
     rng.shuffle(arrivals)
     bitmaps = [np.packbits(row, bitorder="little").tobytes() for row in delivered]
+    ahead = rng.permutation(count)[: count // 2].astype(np.uint32)
     results = []
     for module in (COMPILED, PYTHON):
         out = bytearray(elements * itemsize)
@@ -197,7 +198,7 @@ def test_reducers(
         for rank, chunk in arrivals:
             reducer.arrive(int(rank), np.array([chunk], np.uint32))
         early = reducer.ready
-        reducer.finish(bitmaps)
+        reducer.finish(bitmaps, ahead)
         order = reducer.ready_indices()[: reducer.ready].tolist()
         results.append((early, order, without_nan_payloads(bytes(out), dtype)))
     assert results[0] == results[1]

@@ -32,9 +32,9 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[np.ndarray]]:
     seen: dict[int, list[np.ndarray]] = {}
     reduce = ServerRound.reduce
 
-    def reduce_and_look(self: ServerRound, *arguments: object) -> None:
+    def reduce_and_look(self: ServerRound, *arguments: object, ranked: bool) -> None:
         seen[self.round_id] = [delivered(receiver) for receiver in self.receivers]
-        reduce(self, *arguments)
+        reduce(self, *arguments, ranked=ranked)
 
     monkeypatch.setattr(ServerRound, "reduce", reduce_and_look)
     return seen
