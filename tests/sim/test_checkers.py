@@ -286,8 +286,8 @@ def test_r3_a_reduction_of_chunks_that_are_not_there(monkeypatch: pytest.MonkeyP
     """Planted in the code: the server takes the missing chunks of one rank for the other's."""
 
     class Backwards(fastpath.Reducer):
-        def finish(self, bitmaps: Any) -> None:
-            super().finish(bitmaps[::-1])
+        def finish(self, bitmaps: Any, first: Any = ()) -> None:
+            super().finish(bitmaps[::-1], first)
 
     monkeypatch.setattr(fastpath, "Reducer", Backwards)
     with violates("R3"):
