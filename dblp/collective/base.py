@@ -23,8 +23,9 @@ class ExchangeReport:
     mean_squared_norm: float
     """Mean over the ranks of the squared norms of their gradients, the same bits on all ranks; NaN
     when a rank's was not known."""
-    undelivered: tuple[tuple[int, int], ...]
-    """Element ranges [start, stop) of this rank's gradient that are not in the mean, ascending."""
+    lost: tuple[tuple[int, int], ...]
+    """Element ranges [start, stop) of this rank's gradient that are not in the mean: their server
+    did without them, or a common downlink leaves their chunk out.  Ascending within a shard."""
     delivered_share: float
     """Share of this rank's chunks that are in the mean, 0 … 1."""
     regime: str | None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import DBLPError
+from ..proto.bitmap import Indices
 from ..tolerance import Tolerance
 from ..wire import Open
 from .server_round import ServerRound
 from .server_streams import StreamTable
+from .worker_round import NO_CHUNKS
 
 __all__ = ["FinishedLocal", "LocalRank", "LocalRound"]
 
@@ -29,6 +31,12 @@ class LocalRound:
     whole_bytes: int
     mean_squared_norm: float = float("nan")
     """Mean over the ranks; known at the end."""
+    left_out: Indices = field(default_factory=lambda: NO_CHUNKS)
+    """As in `OpenRound`."""
+
+    def lost(self) -> Indices:
+        """As in `OpenRound`; the server has all of this gradient."""
+        return self.left_out
 
     def announcement(self, round_id: int, chunk_bytes: int) -> Open:
         """What a remote rank would announce."""
@@ -105,6 +113,7 @@ class LocalRank:
         local = round_.local
         assert isinstance(local, LocalRound)
         local.mean_squared_norm = round_.mean_square
+        local.left_out = round_.left_out
         self._open.remove(local)
         self._finished.append(FinishedLocal(local, None))
 

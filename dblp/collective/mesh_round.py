@@ -57,17 +57,17 @@ class MeshRound:
             if isinstance(work, OpenRound):
                 assert work.uplink is not None and work.downlink is not None
                 rounds += (work.uplink, work.downlink)
-                undelivered = work.undelivered()
-                missing += undelivered.size
-                lost += _element_ranges(
-                    undelivered, part.shard, self.chunk_bytes, ITEM_BYTES[self.dtype]
-                )
+            chunks_lost = work.lost()
+            missing += chunks_lost.size
+            lost += _element_ranges(
+                chunks_lost, part.shard, self.chunk_bytes, ITEM_BYTES[self.dtype]
+            )
         chunks = -(-self.buffer.nbytes // self.chunk_bytes)
         return ExchangeReport(
             stream=self.stream,
             tolerance=str(self.tolerance),
             mean_squared_norm=mean,
-            undelivered=tuple(lost),
+            lost=tuple(lost),
             delivered_share=1.0 - missing / chunks if missing else 1.0,
             regime=(Regime.CRITICAL if self.critical else Regime.NORMAL).value,
             elapsed_s=elapsed_s,

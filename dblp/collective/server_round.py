@@ -17,6 +17,7 @@ from ..stats import RoundReport
 from ..tolerance import Tolerance
 from ..wire import Open
 from .round_layout import RoundLayout
+from .worker_round import NO_CHUNKS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -61,9 +62,9 @@ class ServerRound:
     """
 
     __slots__ = (
-        "announced", "deadline", "decision", "downlinks_open", "layout", "local", "mean_square",
-        "offered", "offers", "ranks", "receivers", "reducer", "result", "round_id", "senders",
-        "sources", "stage", "step", "stream", "told", "uplink_decision", "uplinks_left",
+        "announced", "deadline", "decision", "downlinks_open", "layout", "left_out", "local",
+        "mean_square", "offered", "offers", "ranks", "receivers", "reducer", "result", "round_id",
+        "senders", "sources", "stage", "step", "stream", "told", "uplink_decision", "uplinks_left",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +103,8 @@ class ServerRound:
         self.sources: list[npt.NDArray[np.uint8]] = []
         self.result: npt.NDArray[np.uint8] | None = None
         self.reducer: fastpath.Reducer | None = None
+        self.left_out = NO_CHUNKS
+        """Chunks of the mean that a common downlink leaves out, once it is complete; ascending."""
         self.ranks = ranks
         self.local: LocalSource | None = None
         """The round of the local rank, once it is there."""
@@ -262,6 +265,8 @@ class ServerRound:
         for rank, receiver in zip(self.ranks, self.receivers, strict=True):
             bitmaps[rank] = receiver.bitmap.bits
         self.reducer.finish(bitmaps, self._best_of(bitmaps) if ranked else ())
+        if self.reducer.limit < self.reducer.count:
+            self._leave_out(self.reducer.ready_indices()[: self.reducer.limit])
         for session in sessions:
             session.release(self.stream, self.round_id)
         self._give_back_sources(pool)
@@ -339,11 +344,16 @@ class ServerRound:
     def _keep_only(self, order: npt.NDArray[np.uint32]) -> None:
         """Zeroes the chunks of the mean that `order` leaves out."""
         assert self.result is not None and self.layout is not None
-        count = self.receivers[0].layout.count
-        kept = np.zeros(count, np.uint8)
-        kept[order] = 1
+        kept = self._leave_out(order)
         bits = np.packbits(kept, bitorder="little")
-        fastpath.zero_missing(self.result, bits, count, self.layout.chunk_bytes)
+        fastpath.zero_missing(self.result, bits, kept.size, self.layout.chunk_bytes)
+
+    def _leave_out(self, kept: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+        """Remembers which chunks are not among those `kept`; a mask of these."""
+        mask = np.zeros(self.receivers[0].layout.count, bool)
+        mask[kept] = True
+        self.left_out = np.flatnonzero(~mask).astype(np.uint32)
+        return mask
 
     def _give_back_sources(self, pool: BufferPool) -> None:
         for buffer in self.sources:

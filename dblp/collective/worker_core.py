@@ -302,6 +302,8 @@ class WorkerCore:
         assert offer is not None, "a downlink ended before it was announced"
         round_.regime = Regime.CRITICAL if offer.critical else Regime.NORMAL
         round_.downlink = receiver.report
+        if self._common:
+            round_.left_out = receiver.bitmap.missing()
         if round_.uplink is None:
             self._session.imply_stop(round_.stream, round_.round_id, now=now)
         self._finish_if_done(state, round_, now)

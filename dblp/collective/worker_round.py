@@ -18,15 +18,16 @@ from .round_layout import RoundLayout
 
 __all__ = ["FinishedRound", "OpenRound", "StreamRounds"]
 
-NONE_MISSING = np.zeros(0, np.uint32)
+NO_CHUNKS = np.zeros(0, np.uint32)
 
 
 class OpenRound:
     """One all-reduce of this worker, from the call to the result."""
 
     __slots__ = (
-        "buffer", "critical", "deadline", "downlink", "dtype", "receiver", "regime", "round_id",
-        "sender", "squared_norm", "stream", "submitted", "tolerance", "uplink", "whole_bytes",
+        "buffer", "critical", "deadline", "downlink", "dtype", "left_out", "receiver", "regime",
+        "round_id", "sender", "squared_norm", "stream", "submitted", "tolerance", "uplink",
+        "whole_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +63,8 @@ class OpenRound:
         self.downlink: RoundReport | None = None
         self.regime: Regime | None = None
         """Regime that the server decided on with this round; None before its announcement."""
+        self.left_out = NO_CHUNKS
+        """Chunks that are in no rank's mean: a common downlink leaves them out.  Ascending."""
 
     @property
     def mean_squared_norm(self) -> float:
@@ -82,10 +85,12 @@ class OpenRound:
             and sender.layout.count > 0
         )
 
-    def undelivered(self) -> Indices:
-        """Chunks of the uplink that the server did not get, ascending."""
+    def lost(self) -> Indices:
+        """Chunks of this rank's gradient that are not in the mean, ascending."""
         missing = None if self.sender is None else self.sender.final_missing
-        return NONE_MISSING if missing is None else missing
+        if missing is None or not missing.size:
+            return self.left_out
+        return np.union1d(missing, self.left_out) if self.left_out.size else missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,10 +84,10 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def capture(
-        self, sent: torch.Tensor, layout: BucketLayout, undelivered: Ranges, *, scale: float = 1.0
+        self, sent: torch.Tensor, layout: BucketLayout, lost: Ranges, *, scale: float = 1.0
     ) -> None:
-        """Remembers what of `sent` was not delivered, until `commit` or `discard`."""
-        ranges = _pairs(undelivered)
+        """Remembers what of `sent` is not in the mean, until `commit` or `discard`."""
+        ranges = _pairs(lost)
         packed = torch.empty(int((ranges[:, 1] - ranges[:, 0]).sum()), dtype=sent.dtype)
         view, dtype = byte_view_of(sent.detach(), what="gradient", writable=False)
         there, _ = byte_view_of(packed, what="residual", writable=True)

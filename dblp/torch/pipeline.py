@@ -196,7 +196,7 @@ class BucketPipeline:
                 feedback.capture(
                     sent,
                     layout,
-                    subtract(tuple(sorted(report.undelivered)), work.exact),
+                    subtract(tuple(sorted(report.lost)), work.exact),
                     scale=work.scale(),
                 )
             if wire is not host:

@@ -74,7 +74,7 @@ def _report_of(stream: int, report: AllReduceReport) -> ExchangeReport:
         stream=stream,
         tolerance=report.tolerance,
         mean_squared_norm=report.mean_squared_norm,
-        undelivered=(),
+        lost=(),
         delivered_share=report.delivered_share,
         regime=report.regime,
         elapsed_s=report.elapsed_s,

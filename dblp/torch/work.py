@@ -24,7 +24,7 @@ def lossless_report(stream: int, mean_squared_norm: float) -> ExchangeReport:
         stream=stream,
         tolerance="0%",
         mean_squared_norm=mean_squared_norm,
-        undelivered=(),
+        lost=(),
         delivered_share=1.0,
         regime=None,
         elapsed_s=0.0,

@@ -27,7 +27,7 @@ def masked_mean(
     kept = []
     for array, report in zip(arrays, reports, strict=True):
         kept.append(array.copy())
-        for start, stop in report.undelivered:
+        for start, stop in report.lost:
             kept[-1][start:stop] = 0
     return rank_order_mean(kept)
 
@@ -39,7 +39,7 @@ def test_exact_mean_of_every_size(world: int, config: TransportConfig) -> None:
             arrays = gradients(world, size)
             wanted = rank_order_mean(arrays).tobytes()
             for report in group.all_reduce(arrays):
-                assert (report.tolerance, report.undelivered) == ("0%", ())
+                assert (report.tolerance, report.lost) == ("0%", ())
                 assert report.delivered_share == 1.0
             assert all(array.tobytes() == wanted for array in arrays)
 
@@ -106,11 +106,10 @@ def test_replicas_stay_identical(loss: float, downlink: str, config: TransportCo
             reports = group.all_reduce(arrays, tolerance="40.8%")
             assert len({array.tobytes() for array in arrays}) == 1
             mean = masked_mean(originals, reports)
-            if downlink == "exact":
-                assert arrays[0].tobytes() == mean.tobytes()
-            else:
-                same_or_zero(arrays[0], mean)
-            assert all(0.592 <= report.delivered_share <= 1 for report in reports)
+            assert arrays[0].tobytes() == mean.tobytes()
+            assert (arrays[0] != 0).mean() > 0.58
+            least = 0.592 if downlink == "exact" else 2 * 0.592 - 1  # not up, or not down
+            assert all(least <= report.delivered_share <= 1 for report in reports)
 
 
 def same_or_zero(result: np.ndarray[Any, Any], mean: np.ndarray[Any, Any]) -> None:
@@ -141,7 +140,8 @@ def test_common_keeps_the_chunks_that_are_complete_first(config: TransportConfig
             originals = [array.copy() for array in arrays]
             reports = group.all_reduce(arrays, tolerance="40.8%")
             assert len({array.tobytes() for array in arrays}) == 1
-            same_or_zero(arrays[0], masked_mean(originals, reports))
+            assert arrays[0].tobytes() == masked_mean(originals, reports).tobytes()
+            assert (arrays[0] != 0).mean() > 0.58
 
 
 def test_lossy_replicas_lack_chunks_of_the_same_mean(config: TransportConfig) -> None:
@@ -207,14 +207,14 @@ def test_tolerance_may_change_from_round_to_round(config: TransportConfig) -> No
                 assert all(array.tobytes() == wanted for array in arrays)
 
 
-def test_undelivered_names_what_is_missing(config: TransportConfig) -> None:
+def test_lost_names_what_is_missing(config: TransportConfig) -> None:
     """Ones everywhere: an element of the mean is the share of the ranks that delivered it."""
     with MeshGroup(3, config, impairment=dblp.Impairment(uniform=0.3, seed=5)) as group:
         arrays = [np.ones(90_001, np.float32) for _ in range(3)]
         reports = group.all_reduce(arrays, tolerance="40.8%")
         lost = np.zeros(90_001, np.float32)
         for report in reports:
-            for start, stop in report.undelivered:
+            for start, stop in report.lost:
                 lost[start:stop] += 1
         assert lost.any()
         assert arrays[0].tobytes() == ((3 - lost) / np.float32(3)).astype(np.float32).tobytes()

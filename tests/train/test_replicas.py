@@ -227,18 +227,30 @@ def feeds_back(job: Job, options: dict[str, Any]) -> tuple[torch.Tensor, torch.T
     return given, total, least
 
 
-@pytest.mark.parametrize("wire", [None, "bf16"])
-@pytest.mark.parametrize("order", ["auto", "random"])
-def test_error_feedback_loses_nothing(ranks: Ranks, wire: str | None, order: str) -> None:
+@pytest.mark.parametrize(
+    ("wire", "order", "downlink"),
+    [
+        (None, "auto", "exact"),
+        (None, "random", "exact"),
+        ("bf16", "auto", "exact"),
+        ("bf16", "random", "exact"),
+        (None, "auto", "common"),
+        (None, "random", "common"),
+    ],
+)
+def test_error_feedback_loses_nothing(
+    ranks: Ranks, wire: str | None, order: str, downlink: str
+) -> None:
     """What came out of all steps is what went in, less what is still owed."""
     options = {
         "tolerance": "40.8%",
         "wire_dtype": wire,
+        "downlink": downlink,
         "config": replace(SMALL_CHUNKS, order=order),
     }
     results = ranks.run(feeds_back, 3, options=options)
     mean = sum(given for given, _, _ in results) / 3
     for _, total, least in results:
-        assert 0.59 < least < 1
+        assert (0.59 if downlink == "exact" else 0.18) < least < 1
         scale = float(mean.abs().max())
         assert torch.allclose(total, mean, rtol=0, atol=scale * (0.02 if wire else 1e-5))
