@@ -15,7 +15,7 @@ from .store import RunInfo, Store
 __all__ = ["blocks", "time_blocks", "time_rows"]
 
 BASELINE = "baseline"
-SIDES = ("paper", "ours")
+SIDES = ("paper", "ours", "common")
 """What the baseline is compared with."""
 
 
