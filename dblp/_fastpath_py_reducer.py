@@ -32,7 +32,7 @@ def elements(buffer: Buffer, dtype: str, name: str, *, writable: bool = False) -
     return view.view(stored)
 
 
-def _chunkelements(chunk_bytes: int, dtype: str) -> int:
+def _chunk_elements(chunk_bytes: int, dtype: str) -> int:
     itemsize = _STORED_AS[dtype].itemsize
     if chunk_bytes <= 0 or chunk_bytes % 8:
         raise ValueError(f"chunk_bytes is {chunk_bytes}: not a positive multiple of 8")
@@ -72,7 +72,7 @@ def squared_norm(buffer: Buffer, dtype: str) -> float:
 def chunk_energy(buffer: Buffer, dtype: str, chunk_bytes: int) -> Array:
     """float32 array: sum of squares per chunk (accumulated in float64)."""
     stored = elements(buffer, dtype, "buffer")
-    width = _chunkelements(chunk_bytes, dtype)
+    width = _chunk_elements(chunk_bytes, dtype)
     energy = np.empty(chunk_count(stored.nbytes, chunk_bytes), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for index in range(energy.size):
@@ -118,7 +118,7 @@ class Reducer:
         self.dtype = dtype
         self.chunk_bytes = chunk_bytes
         self.contributors = contributors
-        self._width = _chunkelements(chunk_bytes, dtype)
+        self._width = _chunk_elements(chunk_bytes, dtype)
         self.count = chunk_count(self.nbytes, chunk_bytes)
         self._delivered = np.zeros(self.count, np.uint32)
         self._is_ready = np.zeros(self.count, bool)

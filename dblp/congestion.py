@@ -26,6 +26,9 @@ __all__ = [
 WINDOW_MAX = 1 << 30
 """No limit."""
 
+USUAL_DATAGRAM_BYTES = 1472
+"""UDP payload of a packet of 1,500 bytes: what a queue holds is bytes, not datagrams."""
+
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
@@ -125,8 +128,9 @@ class AdaptiveWindow:
     """Queueing on the path from which on windows shrink, in seconds.  The step keeps the queue
     above it: with three senders it is about half of a 200 KB buffer at 1 Gb/s."""
     step_datagrams: int = 16
-    """Additive increase per round trip; equal for all senders, which is what makes shares equal.  A
-    large one makes them so quickly, and takes up at once what another sender leaves."""
+    """Additive increase per round trip, in datagrams of 1,472 bytes as all numbers here; equal for
+    all senders, which is what makes shares equal.  A large one makes them so quickly, and takes up
+    at once what another sender leaves."""
     initial_datagrams: int = 44
     """First window: one GSO batch (RFC 6928 allows 10 segments; a batch is one send)."""
     minimum_datagrams: int = 8
@@ -214,7 +218,10 @@ class AdaptiveWindowControl:
     def __init__(self, plan: AdaptiveWindow, datagram_bytes: int) -> None:
         self._plan = plan
         self._datagram_bytes = datagram_bytes
-        self._window = float(plan.initial_datagrams)
+        scale = USUAL_DATAGRAM_BYTES / datagram_bytes
+        self._step = max(1.0, scale * plan.step_datagrams)
+        self._minimum = max(1.0, scale * plan.minimum_datagrams)
+        self._window = max(1.0, scale * plan.initial_datagrams)
         self.pacing_bytes_per_s = 0.0
         self._base_s = 0.0
         self._candidate_s = 0.0
@@ -284,7 +291,7 @@ class AdaptiveWindowControl:
 
     def _adapt(self, delay: float) -> None:
         target = self.target_delay_s
-        step = self._plan.step_datagrams
+        step = self._step
         if delay > target:
             window = self._window * max(0.5, target / delay) + step
         elif not self._limited:
@@ -295,4 +302,4 @@ class AdaptiveWindowControl:
             window = self._window + step
         if self._rate.per_s:
             window = min(window, RATE_HEADROOM * self._rate.per_s * target + step)
-        self._window = min(max(window, self._plan.minimum_datagrams), WINDOW_MAX)
+        self._window = min(max(window, self._minimum), WINDOW_MAX)

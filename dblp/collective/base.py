@@ -25,7 +25,8 @@ class ExchangeReport:
     when a rank's was not known."""
     lost: tuple[tuple[int, int], ...]
     """Element ranges [start, stop) of this rank's gradient that are not in the mean: their server
-    did without them, or a common downlink leaves their chunk out.  Ascending within a shard."""
+    did without them, or a common downlink leaves their chunk out.  Ascending within a shard;
+    nothing with a `ParameterServer`, which keeps it to itself."""
     delivered_share: float
     """Share of this rank's chunks that are in the mean, 0 … 1."""
     regime: str | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -106,9 +105,9 @@ class Mesh:
             config=self.config,
             impairment=impairment,
         )
-        # Which packets are used is for those to say who connect.
-        most = dataclasses.replace(self.config, mtu=self.config.mtu or MTU_WITHIN_HOST)
-        acceptor = Acceptor(*parse_address(listen), most, impairment)
+        all_serve = self._settings.servers == world
+        host, port = parse_address(listen)
+        acceptor = Acceptor(host, port, self.config, impairment, large_within_host=all_serve)
         self.address: str = acceptor.address
         """Where this rank listens, as "host:port"."""
         self.port: int = parse_address(self.address)[1]
@@ -182,11 +181,12 @@ class Mesh:
         self._connected = True
 
     def _is_within_host(self, candidates: Sequence[Sequence[tuple[str, int]]]) -> bool:
-        """Whether all other ranks are on this host, as far as their addresses are known."""
-        return all(
-            found and all(is_within_host(host, packet_bytes=MTU_WITHIN_HOST) for host, _ in found)
-            for rank, found in enumerate(candidates)
-            if rank != self.rank
+        """Whether all other ranks are on this host.  Where some of them serve nothing, and nobody
+        need know their addresses, not all would come to the same answer."""
+        return self._settings.servers == self.world and all(
+            is_within_host(host, packet_bytes=MTU_WITHIN_HOST)
+            for found in candidates
+            for host, _ in found
         )
 
     def all_reduce(

@@ -209,7 +209,7 @@ class ProcessGroup:
             child.process.stdin.flush()
 
     def _started(self, name: str, log: Path) -> Child:
-        with log.open("w") as file:
+        with log.open("a") as file:  # a replacement must not erase why it is one
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,

@@ -9,6 +9,7 @@ from typing import Any
 from .. import AdaptiveWindow, FixedRate, TransportConfig
 from ..config import MTU_USUAL
 from ..faults import Impairment
+from .network import is_shaped
 from .settings import Cell, burst_rounds
 
 __all__ = ["Assignment"]
@@ -48,7 +49,8 @@ class Assignment:
         rate = self.cell.setting.rate_bit_per_s
         return TransportConfig(
             mtu=MTU_USUAL,  # chunks as between hosts: they are what is lost
-            congestion=AdaptiveWindow() if rate is None else FixedRate(rate),
+            # All ranks have one address; in a shaped network there is a queue all the same.
+            congestion=AdaptiveWindow(within_host=is_shaped()) if rate is None else FixedRate(rate),
             order=self.cell.setting.order,
             timeout_s=self.cell.timeout_s,
             connect_timeout_s=START_UP_S,

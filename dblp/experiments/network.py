@@ -11,7 +11,7 @@ from typing import Literal, NoReturn
 
 from ..errors import ConfigError
 
-__all__ = ["NETWORKS", "Network", "enter"]
+__all__ = ["NETWORKS", "Network", "enter", "is_shaped"]
 
 Network = Literal["loopback", "1gbit"]
 NETWORKS: tuple[Network, ...] = ("loopback", "1gbit")
@@ -49,9 +49,15 @@ def enter(network: str, arguments: Sequence[str]) -> None:
             f"--network {network} needs the command {' and '.join(missing)}, not found here: "
             "install util-linux and iproute2, or leave --network out"
         )
-    shaped = ["unshare", "-Urn", "sh", "-c", SHAPE, "sh"]
+    flags = "-n" if os.geteuid() == 0 else "-Urn"
+    shaped = ["unshare", flags, "sh", "-c", SHAPE, "sh"]
     _try([*shaped, "true"], network)
     _replace([*shaped, sys.executable, "-m", "dblp", *arguments], network)
+
+
+def is_shaped() -> bool:
+    """Whether this process, or the one that started it, is in a shaped network."""
+    return os.environ.get(INSIDE, "loopback") != "loopback"
 
 
 def _try(command: Sequence[str], network: str) -> None:

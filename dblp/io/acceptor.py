@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import fastpath, wire
-from ..config import MTU_MAX, MTU_MIN, TransportConfig
+from ..config import MTU_MAX, MTU_MIN, MTU_WITHIN_HOST, TransportConfig
 from ..errors import (
     ConfigError,
     DBLPError,
@@ -38,6 +38,7 @@ from .udp import (
     chunk_bytes_for,
     open_udp,
     receive_window,
+    same_host,
     warn_about_buffers,
     with_port,
 )
@@ -79,10 +80,21 @@ class Acceptor:
     is free."""
 
     def __init__(
-        self, host: str, port: int, config: TransportConfig, impairment: Impairment | None
+        self,
+        host: str,
+        port: int,
+        config: TransportConfig,
+        impairment: Impairment | None,
+        *,
+        large_within_host: bool = False,
     ) -> None:
-        """Listens; ConfigError when the address cannot be used."""
+        """Listens; ConfigError when the address cannot be used.
+
+        Args:
+            large_within_host: `config.mtu` None lets newcomers of this host choose larger packets.
+        """
         self._config = config
+        self._large_within_host = large_within_host and config.mtu is None
         self._impairment = impairment
         self._waiting: dict[bytes, _Greetings] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -168,10 +180,16 @@ class Acceptor:
                 if not waiting.first.done():
                     waiting.first.set_result(peer)
 
+    def _packet_bytes(self, control: ControlConnection) -> int:
+        """Largest packet towards this newcomer."""
+        if self._large_within_host and same_host(control.sock):
+            return MTU_WITHIN_HOST
+        return self._config.packet_bytes
+
     async def _welcome(self, control: ControlConnection, hello: Hello, terms: Terms) -> Connection:
         """Answers a Hello that was found good; returns when the worker's datagrams are bound."""
         config = self._config
-        mtu = min(hello.mtu, config.packet_bytes)
+        mtu = min(hello.mtu, self._packet_bytes(control))
         token = secrets.token_bytes(TOKEN_BYTES)
         chunk_bytes = chunk_bytes_for(control.sock, mtu)
         frame = Welcome(

@@ -27,7 +27,7 @@ from ..proto import Session, turn
 from ..wire import Abort, AnyFrame, Bye, Heartbeat
 from .control import ControlConnection
 from .handshake import Connection
-from .stay import BUDGET_S, LINGER_S, stay
+from .stay import BUDGET_S, stay
 from .udp import same_host
 
 UNSENT_LINGER_S = 0.001
@@ -286,41 +286,38 @@ class Driver:
         channels = [link.channel for link in alive if not link.by_hand]
         wake = [self._wake_fd, *self.extra_fds]
         wake += [link.control.fd for link in self._links if link.control.fd >= 0]
-        linger = self._linger(now)
+        timer = self._next_timer(now)
         if by_hand:
             if self._impaired_turn(by_hand):
-                linger = 0.0
+                timer = now
             wake += [link.sock.fileno() for link in by_hand]
-        timer = now + linger if linger < LINGER_S else math.inf
         sessions = [link.session for link in alive]
         flags = stay(channels, wake, sessions, timer=timer, once=bool(by_hand))
         if by_hand and flags & fastpath.WAKE:
             self._impaired_turn(by_hand)
         return flags
 
-    def _linger(self, now: float) -> float:
-        """Seconds that the pump may sleep: until the next timer of a session."""
-        linger = LINGER_S
+    def _next_timer(self, now: float) -> float:
+        """When the next timer of a session is due, in seconds; infinite if there is none."""
         owner_due = self._owner.next_timeout()
-        if owner_due is not None:
-            linger = min(linger, owner_due - now)
+        timer = math.inf if owner_due is None else owner_due
         for link in self._links:
             if link.failed:
                 continue
             if link.control.unsent_bytes:
-                linger = min(linger, UNSENT_LINGER_S)
+                timer = min(timer, now + UNSENT_LINGER_S)
             due = link.session.next_timeout()
             if due is not None:
-                linger = min(linger, due - now)
+                timer = min(timer, due)
             if link.by_hand:
                 deadline = link.channel.next_deadline_ns(int(now * 1e9))
                 if deadline >= 0:
-                    linger = min(linger, deadline * 1e-9 - now)
+                    timer = min(timer, deadline * 1e-9)
                 assert link.impairment is not None
                 held = link.impairment.next_deadline()
                 if held is not None:
-                    linger = min(linger, held - now)
-        return max(linger, 0.0)
+                    timer = min(timer, held)
+        return timer
 
     def _impaired_turn(self, links: list[PeerLink]) -> int:
         """One receive and one transmit turn for links with an injector; how much happened."""

@@ -154,7 +154,13 @@ def path_mtu(host: str, port: int = 9) -> int | None:
 def is_within_host(host: str, *, packet_bytes: int) -> bool:
     """Whether `host` is an address of this one, to which packets of this size can go.  Sends
     nothing."""
-    return route_to(host) in _resolved(host) and (path_mtu(host) or 0) >= packet_bytes
+    own = {route_to(host)}
+    there = _resolved(host)
+    is_own = bool(there) and all(
+        address in own or ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        for address in there
+    )
+    return is_own and (path_mtu(host) or 0) >= packet_bytes
 
 
 def _resolved(host: str) -> set[str]:

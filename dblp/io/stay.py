@@ -14,6 +14,9 @@ BUDGET_S = 0.05
 """Longest stay in the pump: bounds the delay of everything else on this loop (heartbeats, new
 connections)."""
 
+SHORTEST_S = 0.0001
+"""Shortest time in the pump: a timer that is due must not keep it from its work."""
+
 LINGER_S = 0.02
 """How long the pump sleeps on quiet sockets before the loop's own readers take over; shorter than
 the budget."""
@@ -35,7 +38,7 @@ def stay(
     Args:
         channels, wake: as for `fastpath.pump`.
         sessions: those of the channels, whose `steer_at` is obeyed.
-        timer: when something else is due, in seconds of the monotonic clock.
+        timer: when something else is due, in seconds of the monotonic clock; infinite if never.
         once: congestion control gets whole turns, because somebody else has work between them.
     """
     now = time.monotonic()
@@ -45,7 +48,7 @@ def stay(
         flags = fastpath.pump(
             channels,
             wake,
-            budget_ns=max(0, int((min(steer, until) - now) * 1e9)),
+            budget_ns=int(max(min(steer, until, timer) - now, SHORTEST_S) * 1e9),
             linger_ns=max(0, int(min(timer - now, LINGER_S) * 1e9)),
         )
         if flags == fastpath.QUIET and timer < now + LINGER_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 from dataclasses import dataclass
@@ -108,8 +109,9 @@ def with_port(address: tuple[Any, ...], port: int) -> tuple[Any, ...]:
 
 
 def same_host(sock: socket.socket) -> bool:
-    """Whether the peer of a connected socket has the socket's own address."""
+    """Whether the peer of a connected socket has the socket's own address, or one of loopback."""
     try:
-        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+        own, peer = sock.getsockname()[0], sock.getpeername()[0]
+        return bool(own == peer) or ipaddress.ip_address(peer.partition("%")[0]).is_loopback
     except OSError:
         return False  # not connected any more

@@ -10,6 +10,7 @@ the optimizer skips the step, and the residuals from before it stay.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -57,6 +58,7 @@ class ErrorFeedback:
         self._new: dict[tuple[str, ...], _Residual] = {}
         self._loose: dict[str, torch.Tensor] = {}
         """Residuals of parameters whose bucket has not been seen yet."""
+        self._lock = threading.Lock()
         self.is_needed = False
         """Whether anything may be owed: a round that may lose chunks has begun.  The same on all
         ranks, unlike what is owed."""
@@ -65,21 +67,19 @@ class ErrorFeedback:
     def add_to(self, gradient: torch.Tensor, layout: BucketLayout, *, scale: float = 1.0) -> None:
         """Adds the bucket's residual, times the loss scale, to the flat `gradient` (in place)."""
         names = layout.names
-        if names not in self._known:
-            self._move_in(layout)
-        residual = self._known.get(names)
+        with self._lock:  # buckets of several devices come from several threads
+            if names not in self._known:
+                self._move_in(layout)
+            residual = self._known.get(names)
         if residual is None or not residual.ranges.size:
             return
         gradient = gradient.detach()
         # What has fewer bits than a residual is summed with those of the residual.
-        wide = (
-            gradient
-            if gradient.dtype == residual.values.dtype
-            else gradient.to(residual.values.dtype)
-        )
+        widest = torch.promote_types(gradient.dtype, residual.values.dtype)
+        wide, values = gradient.to(widest), residual.values.to(widest)
         view, dtype = byte_view_of(wide, what="gradient", writable=True)
-        fastpath.add_ranges(view, residual.ranges, residual.values.numpy(), dtype, scale)
-        if wide is not gradient:
+        fastpath.add_ranges(view, residual.ranges, values.numpy(), dtype, scale)
+        if widest != gradient.dtype:
             gradient.copy_(wide)
 
     @torch.no_grad()
@@ -147,10 +147,14 @@ class ErrorFeedback:
             raise ConfigError("the residuals of the checkpoint are no tensors: is it damaged?")
         self._known.clear()
         self._new.clear()
-        self.is_needed = True  # some rank may owe something
         self._loose = {
-            name: part.detach().cpu().reshape(-1).clone() for name, part in state.items()
+            name: part.detach().cpu().reshape(-1).to(_wide(part.dtype), copy=True)
+            for name, part in state.items()
         }
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype in _WIDE else torch.float32
 
 
 def _pairs(ranges: Ranges) -> _Pairs:

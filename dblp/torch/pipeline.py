@@ -96,6 +96,8 @@ class BucketPipeline:
             if owing is not None:
                 feedback, layout = owing
                 feedback.add_to(host, layout, scale=work.scale())
+                if host.dtype == torch.float16 and not torch.isfinite(host).all():
+                    norm = math.inf  # they have overflowed together: a step that will be skipped
                 if work.tolerance.is_exact:
                     feedback.settle(layout)
             wire = self._on_the_wire(host)

@@ -126,6 +126,8 @@ class DBLPState:
         self._names = {item.data_ptr(): name for name, item in named if item.numel()}
         self._layouts.clear()
         self._check_names()
+        if not named and self.options.residual is None:
+            self._feedback = None  # DDP's buckets change, and nothing else would tell what is whose
         self.options.check_devices(item.device for item in self._parameters.values())
         meeting = meet(process_group, self.options, self._terms())
         self._start(meeting, meeting.connect())
@@ -311,6 +313,7 @@ class DBLPState:
             "version": STATE_VERSION,
             "clock": self._clock.state_dict(),
             "residuals": residuals,
+            "owing": self._feedback is not None and self._feedback.is_needed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -319,26 +322,22 @@ class DBLPState:
         Raises:
             ConfigError: the state cannot be used here.
         """
-        if state.get("version") != STATE_VERSION:
+        if (version := state.get("version")) != STATE_VERSION:
             raise ConfigError(
-                f"the checkpoint has version {state.get('version')!r} of the hook's state, this is "
+                f"the checkpoint has version {version!r} of the hook's state, this is "
                 f"{STATE_VERSION}: use the dblp that wrote it"
             )
         if self._engine is not None and self._engine.is_open:
-            raise LocalProtocolError(
-                "a step is under way: load the checkpoint before the backward pass"
-            )
+            raise LocalProtocolError("a step is under way: load the checkpoint before backward()")
         self._clock.load_state_dict(state["clock"])
         if self._feedback is not None:
             self._feedback.load_state_dict(state["residuals"])
+            self._feedback.is_needed = bool(state.get("owing", True))
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickles and copies: all but connections and parameters."""
-        return {
-            "options": self.options,
-            "policy": self._clock.policy,
-            "state": self.state_dict(),
-        }
+        policy = self._clock.policy
+        return {"options": self.options, "policy": policy, "state": self.state_dict()}
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         self.options = pickled["options"]

@@ -233,7 +233,7 @@ def test_blocked_datagrams(config: TransportConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mtu", "servers", "used"), [(None, None, 9000), (1500, None, 1500), (None, 1, 9000)]
+    ("mtu", "servers", "used"), [(None, None, 9000), (1500, None, 1500), (None, 1, 1500)]
 )
 def test_large_chunks_only_where_all_ranks_know_that_they_are_on_one_host(
     mtu: int | None, servers: int | None, used: int
@@ -246,6 +246,7 @@ def test_large_chunks_only_where_all_ranks_know_that_they_are_on_one_host(
 def test_an_address_of_another_host_or_a_small_path_means_usual_chunks() -> None:
     assert is_within_host("127.0.0.1", packet_bytes=9000)
     assert is_within_host("localhost", packet_bytes=9000)
+    assert is_within_host("127.0.1.1", packet_bytes=9000)  # what Debian calls its own host
     assert not is_within_host("127.0.0.1", packet_bytes=1 << 17)
     assert not is_within_host("192.0.2.1", packet_bytes=1280)  # documentation's: nobody's own
     assert not is_within_host("no.such.host.invalid", packet_bytes=1280)

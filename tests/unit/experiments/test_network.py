@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from dblp import ConfigError
+from dblp import AdaptiveWindow, ConfigError, Unpaced
+from dblp.congestion import within_host
 from dblp.experiments import network
+from dblp.experiments.assignment import Assignment
 from dblp.experiments.catalogue import cells_of, experiment_of
 
 ARGUMENTS = ["experiment", "resnet50", "--network", "1gbit"]
@@ -36,11 +38,27 @@ def test_the_same_command_starts_in_the_shaped_network_once(
     monkeypatch.setattr(network, "_try", lambda *_: None)
     network.enter("1gbit", ARGUMENTS)
     (command,) = replaced
-    assert command[:2] == ["unshare", "-Urn"] and command[-6:] == ["-m", "dblp", *ARGUMENTS]
+    assert (
+        command[0] == "unshare"
+        and command[1] in ("-n", "-Urn")
+        and command[-6:] == ["-m", "dblp", *ARGUMENTS]
+    )
     assert "tbf rate 1gbit" in " ".join(command)
     monkeypatch.setenv(network.INSIDE, "1gbit")
     network.enter("1gbit", ARGUMENTS)
     assert len(replaced) == 1
+
+
+@pytest.mark.parametrize("shaped", [False, True])
+def test_congestion_control_is_there_where_there_is_a_queue(
+    shaped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(network.INSIDE, raising=False)
+    if shaped:
+        monkeypatch.setenv(network.INSIDE, "1gbit")
+    (cell, *_) = cells_of(experiment_of("resnet50"), "small", 1)
+    congestion = within_host(Assignment(cell, 1, None, "").config.congestion)
+    assert isinstance(congestion, AdaptiveWindow if shaped else Unpaced)
 
 
 def test_what_is_missing_is_named(

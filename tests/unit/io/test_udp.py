@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -106,15 +106,31 @@ def test_another_port_on_the_same_address() -> None:
     assert with_port(("fe80::1", 80, 0, 3), 7) == ("fe80::1", 7, 0, 3)
 
 
-def test_a_peer_with_the_own_address_is_on_this_host() -> None:
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
-    ):
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.2", 0))
-        assert not same_host(one)  # not connected
-        one.connect(other.getsockname())
-        assert not same_host(one)
-        one.connect(("127.0.0.1", 9))
-        assert same_host(one)
+def test_a_peer_with_the_own_address_or_one_of_loopback_is_on_this_host() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        assert not same_host(sock)  # not connected
+        for peer in ("127.0.0.1", "127.0.1.1"):
+            sock.connect((peer, 9))
+            assert same_host(sock)
+
+
+class BetweenHosts:
+    """A socket with addresses that this machine need not have."""
+
+    def __init__(self, own: str, peer: str) -> None:
+        self.getsockname = lambda: (own, 5000)
+        self.getpeername = lambda: (peer, 5001)
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "same"),
+    [
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("fe80::1", "fe80::2%eth0", False),
+        ("::1", "::1", True),
+    ],
+)
+def test_hosts_are_told_apart_by_their_addresses(own: str, peer: str, same: bool) -> None:
+    assert same_host(cast(socket.socket, BetweenHosts(own, peer))) is same
