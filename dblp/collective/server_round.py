@@ -215,8 +215,8 @@ class ServerRound:
         return order
 
     def limit(self, tolerance: Tolerance) -> None:
-        """Only as many chunks go down as `tolerance` needs: those that are complete first, then what
-        `reduce` takes up.  The others become zero here too, so that all ranks have the same."""
+        """Only as many chunks go down as `tolerance` needs: those that are complete first, then
+        what `reduce` takes up.  The others become zero here too: all ranks have the same."""
         assert self.reducer is not None
         self.reducer.set_limit(tolerance.needed(self.reducer.count))
 
