@@ -124,10 +124,10 @@ class FixedRate:
 class AdaptiveWindow:
     """Keeps the path's queue short: the default, fit for incast and shallow buffers."""
 
-    queue_delay_s: float = 0.0004
+    queue_delay_s: float = 0.0006
     """Queueing on the path from which on windows shrink, in seconds.  The step keeps the queue
     above it: with three senders it is about half of a 200 KB buffer at 1 Gb/s."""
-    step_datagrams: int = 16
+    step_datagrams: int = 12
     """Additive increase per round trip, in datagrams of 1,472 bytes as all numbers here; equal for
     all senders, which is what makes shares equal.  A large one makes them so quickly, and takes up
     at once what another sender leaves."""
@@ -141,7 +141,7 @@ class AdaptiveWindow:
     def __post_init__(self) -> None:
         if not 0 < self.queue_delay_s < 10:
             raise ConfigError(
-                f"queue_delay_s is {self.queue_delay_s!r}: choose seconds, such as 0.0004"
+                f"queue_delay_s is {self.queue_delay_s!r}: choose seconds, such as 0.0006"
             )
         for name in ("step_datagrams", "initial_datagrams", "minimum_datagrams"):
             if getattr(self, name) < 1:
