@@ -75,7 +75,7 @@ class Congestion(Protocol):
 
 
 HURRIED_INTERVAL_S = 0.0002
-"""Shortest time between updates: a turn in Python takes half of that."""
+"""Shortest time between updates: looks more often than that cost more than they tell."""
 
 RELAXED_INTERVAL_S = 0.05
 """Nothing depends on the next update: as long as the pump may stay away."""
@@ -126,7 +126,7 @@ class AdaptiveWindow:
 
     queue_delay_s: float = 0.0006
     """Queueing on the path from which on windows shrink, in seconds.  The step keeps the queue
-    above it: with three senders it is about half of a 200 KB buffer at 1 Gb/s."""
+    above it: three senders at 1 Gb/s have 1 ms by the rule, two thirds of a 200 KB buffer."""
     step_datagrams: int = 12
     """Additive increase per round trip, in datagrams of 1,472 bytes as all numbers here; equal for
     all senders, which is what makes shares equal.  A large one makes them so quickly, and takes up
@@ -207,7 +207,7 @@ class AdaptiveWindowControl:
     half) and still gains the step.
 
     In equilibrium every sender's proportional loss equals the common step, so the windows are
-    equal whatever they were (FAST TCP's argument), and the queue stays a little above the target.
+    equal whatever they were (FAST TCP's argument), and the queue stays above the target.
 
     Two rules are there for bursts.  The window is never much more than what the delivery rate
     fills in the target delay: a sender that was limited by its own work would double it without

@@ -26,7 +26,7 @@ COLUMNS = (
 """Of the steps: the loss of a sample, the root mean square of the ranks' gradient norms before the
 network, the norm of the mean that came back, whether the step was critical and its tolerance, the
 slowest rank's seconds (until the last STOP, until the mean, for the whole step), the share of the
-gradients that arrived, and the bytes of all ranks."""
+gradients that is in the mean, and the bytes of all ranks."""
 
 
 def run_rank(assignment: Assignment, task: Task, emit: Emit) -> dict[str, Any] | None:

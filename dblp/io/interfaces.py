@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from .udp import is_own_address
 
 __all__ = [
     "IFNAME_VARIABLE",
@@ -154,12 +155,8 @@ def path_mtu(host: str, port: int = 9) -> int | None:
 def is_within_host(host: str, *, packet_bytes: int) -> bool:
     """Whether `host` is an address of this one, to which packets of this size can go.  Sends
     nothing."""
-    own = {route_to(host)}
-    there = _resolved(host)
-    is_own = bool(there) and all(
-        address in own or ipaddress.ip_address(address.partition("%")[0]).is_loopback
-        for address in there
-    )
+    local, there = route_to(host), _resolved(host)
+    is_own = bool(there) and all(is_own_address(address, local=local) for address in there)
     return is_own and (path_mtu(host) or 0) >= packet_bytes
 
 

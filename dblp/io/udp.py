@@ -111,7 +111,11 @@ def with_port(address: tuple[Any, ...], port: int) -> tuple[Any, ...]:
 def same_host(sock: socket.socket) -> bool:
     """Whether the peer of a connected socket has the socket's own address, or one of loopback."""
     try:
-        own, peer = sock.getsockname()[0], sock.getpeername()[0]
-        return bool(own == peer) or ipaddress.ip_address(peer.partition("%")[0]).is_loopback
+        return is_own_address(sock.getpeername()[0], local=sock.getsockname()[0])
     except OSError:
         return False  # not connected any more
+
+
+def is_own_address(peer: str, *, local: str | None) -> bool:
+    """Whether `peer`, to which packets leave from `local`, is an address of this host."""
+    return peer == local or ipaddress.ip_address(peer.partition("%")[0]).is_loopback

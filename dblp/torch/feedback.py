@@ -92,7 +92,7 @@ class ErrorFeedback:
         view, dtype = byte_view_of(sent.detach(), what="gradient", writable=False)
         there, _ = byte_view_of(packed, what="residual", writable=True)
         fastpath.gather_ranges(view, ranges, there, dtype)
-        values = packed if packed.dtype in _WIDE else packed.float()
+        values = packed.to(_wide(packed.dtype))
         if scale != 1.0:
             values /= scale
         if sent.dtype == torch.float16:
