@@ -187,6 +187,7 @@ cdef struct ChannelState:
     uint32_t window
     uint64_t cwnd
     bint window_limited         # the congestion window has held chunks back
+    bint tail_lost              # a credit said so of the newest in flight
     double pacing_rate
     int64_t next_send_ns
     int64_t last_progress_ns

@@ -245,6 +245,9 @@ class Channel:
         """Whether the congestion window alone has held chunks back since the last call (in a
         transmit turn: more chunks were sendable than cwnd - unacknowledged, which was at most what
         credit and pacing allowed)."""
+    def take_tail_lost(self) -> bool:
+        """Whether, since the last call, a credit that was asked for said that the newest datagrams
+        in flight were lost."""
     def take_rtt_ns(self) -> tuple[int, int, int]:
         """(smallest, last, number of) round-trip samples since the last call; (0, 0, 0) when none.
         `last` is what the endpoints see; `smallest` leaves out the time that the peer's host held

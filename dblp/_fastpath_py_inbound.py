@@ -177,6 +177,8 @@ class ReceivingChannel(ChannelState):
         seen = min(extend_serially(self.acknowledged, round, 32), self.sent_sequence)
         if not flags & FLAG_CREDIT_UNTIMED:  # Karn's rule
             self._round_trips.covered(seen, now_ns, host_delay_ns)
+        elif seen > self.acknowledged:
+            self._tail_lost = True
         self.grant(seen, extend_serially(self.limit, chunk, 32))
         self._progress_ns = now_ns
 

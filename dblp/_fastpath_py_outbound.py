@@ -74,6 +74,12 @@ class SendingChannel(ChannelState):
         taken, self._window_limited = self._window_limited, False
         return taken
 
+    def take_tail_lost(self) -> bool:
+        """Whether, since the last call, a credit that was asked for said that the newest datagrams
+        in flight were lost."""
+        taken, self._tail_lost = self._tail_lost, False
+        return taken
+
     def take_rtt_ns(self) -> tuple[int, int, int]:
         """(smallest, last, number of) round-trip samples since the last call; zeros when none.
         `last` is what the endpoints see; `smallest` leaves out the time that the peer's host held

@@ -94,6 +94,7 @@ class ChannelState:
         self._socket_full = False
         self._has_new_work = False
         self._window_limited = False
+        self._tail_lost = False
 
     @property
     def window(self) -> int:

@@ -47,6 +47,8 @@ class Feedback:
     """Newest sequence that has reached the receiver (or is known to be lost)."""
     window_limited: bool
     """The congestion window has held chunks back."""
+    tail_lost: bool
+    """The sender had to ask for credit, and the newest of what was in flight had been lost."""
 
 
 class CongestionControl(Protocol):
@@ -124,10 +126,10 @@ class FixedRate:
 class AdaptiveWindow:
     """Keeps the path's queue short: the default, fit for incast and shallow buffers."""
 
-    queue_delay_s: float = 0.0006
+    queue_delay_s: float = 0.0004
     """Queueing on the path from which on windows shrink, in seconds.  The step keeps the queue
     above it: three senders at 1 Gb/s have 1 ms by the rule, two thirds of a 200 KB buffer."""
-    step_datagrams: int = 12
+    step_datagrams: int = 16
     """Additive increase per round trip, in datagrams of 1,472 bytes as all numbers here; equal for
     all senders, which is what makes shares equal.  A large one makes them so quickly, and takes up
     at once what another sender leaves."""
@@ -141,7 +143,7 @@ class AdaptiveWindow:
     def __post_init__(self) -> None:
         if not 0 < self.queue_delay_s < 10:
             raise ConfigError(
-                f"queue_delay_s is {self.queue_delay_s!r}: choose seconds, such as 0.0006"
+                f"queue_delay_s is {self.queue_delay_s!r}: choose seconds, such as 0.0004"
             )
         for name in ("step_datagrams", "initial_datagrams", "minimum_datagrams"):
             if getattr(self, name) < 1:
@@ -170,6 +172,15 @@ RATE_MEMORY_S = 0.1
 RATE_HEADROOM = 1.25
 """By how much window and pacing exceed the delivery rate that was seen, so that it can grow (BBR's
 probing gain, CACM 2017)."""
+
+
+LOSING_WINDOWS = 32
+"""What the window may be while whole windows are lost, in first windows of one GSO batch.  A batch
+and its credit get through in 9 % of all tries at 70 % loss: of 32, none in 5 %; of 8, in half of
+all tries, and then the sender waits until it asks."""
+
+LOSING_MEMORY_S = 0.1
+"""How long a lost window counts."""
 
 
 class DeliveryRate:
@@ -213,6 +224,10 @@ class AdaptiveWindowControl:
     fills in the target delay: a sender that was limited by its own work would double it without
     end.  And where the path has a queue, the window is spread over time: three bursts of one GSO
     batch each fill a buffer of 200 KB by themselves.
+
+    The first of them yields while whole windows are lost on a path without a queue: then the rate
+    is low because the sender waits for lost credits, and a smaller window would be lost whole more
+    often still.
     """
 
     def __init__(self, plan: AdaptiveWindow, datagram_bytes: int) -> None:
@@ -221,7 +236,7 @@ class AdaptiveWindowControl:
         scale = USUAL_DATAGRAM_BYTES / datagram_bytes
         self._step = max(1.0, scale * plan.step_datagrams)
         self._minimum = max(1.0, scale * plan.minimum_datagrams)
-        self._window = max(1.0, scale * plan.initial_datagrams)
+        self._window = self._first = max(1.0, scale * plan.initial_datagrams)
         self.pacing_bytes_per_s = 0.0
         self._base_s = 0.0
         self._candidate_s = 0.0
@@ -232,6 +247,7 @@ class AdaptiveWindowControl:
         self._last_delay_s = 0.0
         self._limited = False
         self._hurry = True
+        self._losing_until = 0.0
         self._rate = DeliveryRate()
 
     @property
@@ -258,6 +274,8 @@ class AdaptiveWindowControl:
         """Collects the delays of this round trip; at its end adapts the window."""
         self._limited = self._limited or feedback.window_limited
         self._rate.update(feedback.acknowledged, now=feedback.now)
+        if feedback.tail_lost:
+            self._losing_until = feedback.now + LOSING_MEMORY_S
         if feedback.samples:
             self._remember_base(feedback.smallest_delay_s, feedback.now)
             self._delay_sum_s += feedback.path_delay_s * feedback.samples
@@ -266,7 +284,7 @@ class AdaptiveWindowControl:
             return
         delay = self._last_delay_s = self._delay_sum_s / self._delay_samples
         self._hurry = self._limited or delay > self.target_delay_s
-        self._adapt(delay)
+        self._adapt(delay, feedback.now)
         self._pace(delay)
         self._round_end = feedback.sent
         self._delay_sum_s = 0.0
@@ -289,17 +307,21 @@ class AdaptiveWindowControl:
         bytes_per_s = RATE_HEADROOM * self._rate.per_s * self._datagram_bytes
         self.pacing_bytes_per_s = bytes_per_s if queued else 0.0
 
-    def _adapt(self, delay: float) -> None:
+    def _adapt(self, delay: float, now: float) -> None:
         target = self.target_delay_s
         step = self._step
+        is_short = delay <= (self._base_s + target) / 2
         if delay > target:
             window = self._window * max(0.5, target / delay) + step
         elif not self._limited:
             return
-        elif delay <= (self._base_s + target) / 2:
+        elif is_short:
             window = 2 * self._window
         else:
             window = self._window + step
         if self._rate.per_s:
-            window = min(window, RATE_HEADROOM * self._rate.per_s * target + step)
+            most = RATE_HEADROOM * self._rate.per_s * target + step
+            if is_short and now < self._losing_until:
+                most = max(most, LOSING_WINDOWS * self._first)
+            window = min(window, most)
         self._window = min(max(window, self._minimum), WINDOW_MAX)

@@ -110,6 +110,11 @@ cdef class _ChannelFlow:
         self.state.window_limited = False
         return limited
 
+    def take_tail_lost(self):
+        lost = bool(self.state.tail_lost)
+        self.state.tail_lost = False
+        return lost
+
     def send_control(self, bytes payload not None, int stream=0, round=0):
         cdef ChannelState *s = &self.state
         if len(payload) > s.chunk_bytes:

@@ -42,6 +42,7 @@ class Steering:
                     sent=channel.sent_sequence,
                     acknowledged=channel.acknowledged,
                     window_limited=limited,
+                    tail_lost=channel.take_tail_lost(),
                 )
             )
             self._apply()

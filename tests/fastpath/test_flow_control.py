@@ -256,6 +256,35 @@ def test_window_limited_means_that_cwnd_alone_held_chunks_back(fastpath: ModuleT
 
 
 @both
+def test_a_lost_tail_is_known_from_the_answer_to_a_request(fastpath: ModuleType) -> None:
+    channel, peer = pair(fastpath)
+    slot = channel.open_transmit(0, 7, bytes(20 * channel.chunk_bytes))
+    channel.grant(0, 1000)
+    channel.cwnd = 4
+    channel.queue(slot, np.arange(20, dtype=np.uint32))
+
+    def ask(now: int) -> None:
+        request = channel.collect(100, now)
+        assert kinds_of(fastpath, request) == [REQUEST]
+        peer.ingest(request, now)
+        channel.ingest(peer.collect(100, now), now)
+
+    peer.ingest(channel.collect(100, 0)[:3], 0)
+    channel.ingest(
+        peer.collect(100, 0), 0
+    )  # news of the third: no sign yet that the fourth is lost
+    assert channel.acknowledged == 3 and not channel.take_tail_lost()
+    assert len(channel.collect(100, 0)) == 3
+    ask(2 * MS)
+    assert channel.acknowledged == 7
+    assert channel.take_tail_lost() and not channel.take_tail_lost()
+    peer.ingest(channel.collect(100, 2 * MS), 2 * MS)
+    peer.collect(100, 2 * MS)  # only the credit is lost: the path has taken what was sent
+    ask(4 * MS)
+    assert channel.acknowledged == 11 and not channel.take_tail_lost()
+
+
+@both
 def test_next_deadline_is_now_while_something_can_leave(fastpath: ModuleType) -> None:
     channel, slot, _ = sender(fastpath)
     assert channel.next_deadline_ns(5) == -1

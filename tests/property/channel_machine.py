@@ -168,7 +168,8 @@ class Machine:
         channel = self.channels[a % 2]
         if b % 2:
             channel.take_events()
-        return channel.take_control(), channel.take_rtt_ns(), channel.take_window_limited()
+        limits = channel.take_window_limited(), channel.take_tail_lost()
+        return channel.take_control(), channel.take_rtt_ns(), limits
 
     def do_collect(self, a: int, b: int, c: int) -> list[bytes]:
         self.now += b * 100

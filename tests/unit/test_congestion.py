@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from dblp import AdaptiveWindow, ConfigError, FixedRate, TransportConfig, Unpaced
@@ -41,6 +43,7 @@ class Path:
                     sent=self.sent,
                     acknowledged=self.sent,
                     window_limited=limited,
+                    tail_lost=False,
                 )
             )
 
@@ -91,6 +94,51 @@ def test_a_sender_with_little_to_send_keeps_a_small_window() -> None:
         path.rounds(1, delay_s, sent=round(datagrams_per_s * delay_s))
     assert 20 < path.control.window < 60
     assert path.control.pacing_bytes_per_s == 0.0
+
+
+def lossy_windows(path: Path, delay_s: float, *, seconds: float, loss: float) -> list[int]:
+    """Windows under a burst: each GSO batch of the window and its credit are lost with this
+    probability; when no credit comes, the sender stands still for a request interval."""
+    rng = random.Random(70)
+    windows = []
+    until = path.now + seconds
+    while path.now < until:
+        window = path.control.window
+        windows.append(window)
+        path.sent += window
+        batches = -(-window // 44)
+        arrived = any(rng.random() > loss and rng.random() > loss for _ in range(batches))
+        path.now += delay_s if arrived else 0.002
+        path.control.on_feedback(
+            Feedback(
+                now=path.now,
+                path_delay_s=delay_s if arrived else 0.0,
+                smallest_delay_s=delay_s if arrived else 0.0,
+                samples=int(arrived),
+                sent=path.sent,
+                acknowledged=path.sent,
+                window_limited=True,
+                tail_lost=not arrived,
+            )
+        )
+    return windows
+
+
+def test_a_burst_of_loss_does_not_shrink_the_window() -> None:
+    path = Path(AdaptiveWindow())
+    path.rounds(5, BASE_S)
+    windows = lossy_windows(path, 4 * BASE_S, seconds=0.5, loss=0.7)
+    assert min(windows[-100:]) > 16 * 44
+    path.rounds(20_000, BASE_S, sent=1)  # and afterwards it follows the rate again
+    assert path.control.window < 200
+
+
+def test_loss_on_a_path_with_a_queue_does_not_free_the_window() -> None:
+    """Many senders into a shallow buffer: what is lost there was too much."""
+    path = Path(AdaptiveWindow())
+    path.rounds(5, BASE_S)
+    windows = lossy_windows(path, 0.0015, seconds=0.5, loss=0.7)
+    assert max(windows[-50:]) < 100
 
 
 def test_a_pause_says_nothing_about_the_rate() -> None:
