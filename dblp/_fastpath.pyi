@@ -78,8 +78,19 @@ def zero_missing(buffer: _BufferLike, bitmap: _BufferLike, count: int, chunk_byt
 def squared_norm(buffer: _BufferLike, dtype: str) -> float:
     """Sum of squares in float64.  dtype: 'float32' 'float64' 'float16' 'bfloat16'."""
 
-def chunk_energy(buffer: _BufferLike, dtype: str, chunk_bytes: int) -> npt.NDArray[np.float32]:
-    """Sum of squares per chunk."""
+def chunk_energy(
+    buffer: _BufferLike,
+    dtype: str,
+    chunk_bytes: int,
+    *,
+    chunks: npt.NDArray[np.uint32] | None = None,
+    sample_bytes: int | None = None,
+) -> npt.NDArray[np.float32]:
+    """Sum of squares per chunk.
+
+    chunks: of these only, in their order; None: of all.  sample_bytes: only so many bytes at the
+    start of each chunk are read, a multiple of 8; None: all.
+    """
 
 def gather_ranges(source: _BufferLike, ranges: _BufferLike, out: _BufferLike, dtype: str) -> None:
     """Copies the elements of `ranges` to `out`, one after the other.

@@ -69,15 +69,33 @@ def squared_norm(buffer: Buffer, dtype: str) -> float:
     return total
 
 
-def chunk_energy(buffer: Buffer, dtype: str, chunk_bytes: int) -> Array:
-    """float32 array: sum of squares per chunk (accumulated in float64)."""
+def chunk_energy(
+    buffer: Buffer,
+    dtype: str,
+    chunk_bytes: int,
+    *,
+    chunks: Array | None = None,
+    sample_bytes: int | None = None,
+) -> Array:
+    """float32 array: sum of squares per chunk (accumulated in float64).
+
+    chunks: of these only, in their order.  sample_bytes: only so many bytes of each are read.
+    """
     stored = elements(buffer, dtype, "buffer")
     width = _chunk_elements(chunk_bytes, dtype)
-    energy = np.empty(chunk_count(stored.nbytes, chunk_bytes), np.float32)
+    if sample_bytes is not None and (sample_bytes < 8 or sample_bytes % 8):
+        raise ValueError(f"sample_bytes must be a positive multiple of 8, not {sample_bytes}")
+    sampled = width if sample_bytes is None else min(width, sample_bytes // stored.itemsize)
+    count = chunk_count(stored.nbytes, chunk_bytes)
+    wanted = np.arange(count) if chunks is None else np.asarray(chunks, np.int64)
+    if wanted.size and int(wanted.max()) >= count:
+        raise ValueError(f"the buffer has {count} chunks, but others are named")
+    energy = np.empty(wanted.size, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        for index in range(energy.size):
-            block = _widen(stored[index * width : (index + 1) * width], dtype).astype(np.float64)
-            energy[index] = np.sum(block * block)
+        for place, index in enumerate(wanted):
+            start = index * width
+            block = _widen(stored[start : start + sampled], dtype).astype(np.float64)
+            energy[place] = np.sum(block * block)
     return energy
 
 

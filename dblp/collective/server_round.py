@@ -12,7 +12,7 @@ import numpy as np
 from .. import fastpath
 from ..config import TransportConfig
 from ..phase import Decision, Regime
-from ..proto import Receiver, Sender, Session, send_order
+from ..proto import Receiver, Sender, Session, energy_of, send_order
 from ..stats import RoundReport
 from ..tolerance import Tolerance
 from ..wire import Open
@@ -283,9 +283,10 @@ class ServerRound:
                 delivered += np.unpackbits(
                     np.frombuffer(bits, np.uint8), count=count, bitorder="little"
                 )
+        partial = np.flatnonzero(delivered < len(bitmaps) - 1).astype(np.uint32)
         # What is there of a chunk that is not reduced is the local rank's gradient.
-        energy = fastpath.chunk_energy(self.result.data, self.layout.dtype, self.layout.chunk_bytes)
-        return np.lexsort((-energy, -delivered.astype(np.int16))).astype(np.uint32)
+        energy = energy_of(self.result.data, self.layout.dtype, self.layout.chunk_bytes, partial)
+        return partial[np.lexsort((-energy, -delivered[partial].astype(np.int16)))]
 
     def give_back_result(self, pool: BufferPool) -> None:
         """No sender reads the result any more."""

@@ -31,20 +31,32 @@ def squared_norm(buffer, str dtype):
     return total
 
 
-def chunk_energy(buffer, str dtype, int64_t chunk_bytes):
+def chunk_energy(buffer, str dtype, int64_t chunk_bytes, *, chunks=None, sample_bytes=None):
     cdef int kind = element_kind(dtype)
     cdef _Pin pin = element_pin(buffer, dtype)
     if chunk_bytes < 8 or chunk_bytes % 8:
         raise ValueError(f"chunk_bytes must be a positive multiple of 8, not {chunk_bytes}")
+    cdef int64_t sample = chunk_bytes if sample_bytes is None else sample_bytes
+    if sample < 8 or sample % 8:
+        raise ValueError(f"sample_bytes must be a positive multiple of 8, not {sample_bytes}")
+    sample = min(sample, chunk_bytes)
     cdef int64_t count = (pin.size() + chunk_bytes - 1) // chunk_bytes, i, start
     cdef int64_t nbytes = pin.size()
+    cdef const uint32_t[::1] wanted
+    cdef bint some = chunks is not None
+    if some:
+        chunks = np.ascontiguousarray(chunks, dtype=np.uint32)
+        if len(chunks) and int(chunks.max()) >= count:
+            raise ValueError(f"the buffer has {count} chunks, but others are named")
+        wanted = chunks
+        count = wanted.shape[0]
     energy = np.empty(count, dtype=np.float32)
     cdef float[::1] out = energy
     cdef const uint8_t *data = pin.data()
     with nogil:
         for i in range(count):
-            start = i * chunk_bytes
-            out[i] = <float> dblp_energy(data + start, min(chunk_bytes, nbytes - start), kind)
+            start = (<int64_t> wanted[i] if some else i) * chunk_bytes
+            out[i] = <float> dblp_energy(data + start, min(sample, nbytes - start), kind)
     return energy
 
 

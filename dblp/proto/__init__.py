@@ -11,7 +11,7 @@ from .events import (
     SendFinished,
 )
 from .layout import ChunkLayout, byte_view
-from .order import send_order
+from .order import energy_of, send_order
 from .receiver import Receiver
 from .sender import Sender
 from .session import Session
@@ -35,5 +35,6 @@ __all__ = [
     "byte_view",
     "decode_ranges",
     "encode_ranges",
+    "energy_of",
     "send_order",
 ]

@@ -81,6 +81,25 @@ def test_chunk_energy(fastpath: ModuleType, dtype: str) -> None:
 
 
 @both
+@every_dtype
+def test_energy_of_some_chunks_and_of_a_sample(fastpath: ModuleType, dtype: str) -> None:
+    stored = random_gradients(np.random.default_rng(5), dtype, 1001)
+    width = 64 // ITEM_BYTES[dtype]
+    last = -(-1001 // width) - 1
+    chunks = np.array([last, 0, 3], np.uint32)
+    every = fastpath.chunk_energy(stored, dtype, 64)
+    some = fastpath.chunk_energy(stored, dtype, 64, chunks=chunks)
+    np.testing.assert_array_equal(some, every[chunks])
+    sampled = fastpath.chunk_energy(stored, dtype, 64, chunks=chunks, sample_bytes=16)
+    squares = wide(stored, dtype).astype(np.float64) ** 2
+    part = width // 4
+    expected = [squares[i * width : i * width + part].sum() for i in chunks]
+    np.testing.assert_allclose(sampled, expected, rtol=1e-6)
+    whole = fastpath.chunk_energy(stored, dtype, 64, sample_bytes=1024)
+    np.testing.assert_array_equal(whole, every)
+
+
+@both
 def test_norms_refuse_misuse(fastpath: ModuleType) -> None:
     with pytest.raises(ValueError, match="int32"):
         fastpath.squared_norm(bytes(8), "int32")
@@ -90,6 +109,11 @@ def test_norms_refuse_misuse(fastpath: ModuleType) -> None:
         fastpath.chunk_energy(bytes(8), "float32", 0)
     with pytest.raises(ValueError, match="chunk_bytes"):
         fastpath.chunk_energy(bytes(8), "float32", 12)
+    for sample_bytes in (0, 12, -8):
+        with pytest.raises(ValueError, match="sample_bytes"):
+            fastpath.chunk_energy(bytes(8), "float32", 8, sample_bytes=sample_bytes)
+    with pytest.raises(ValueError, match="1 chunks"):
+        fastpath.chunk_energy(bytes(8), "float32", 8, chunks=np.array([1], np.uint32))
 
 
 # --- the mean ---

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dblp.errors import LocalProtocolError
 from dblp.proto import ChunkLayout, send_order
-from dblp.proto.order import BLOCKS_WANTED, rotation_step
+from dblp.proto.order import BLOCKS_WANTED, energy_of, rotation_step
 from dblp.tolerance import Tolerance
 
 ROUNDS = 200
@@ -112,6 +112,27 @@ def test_a_large_round_is_ranked_by_block() -> None:
     assert np.array_equal(np.sort(order), np.arange(count))
     first = order[: expected.needed(count)]
     assert {4, 5, 6, 7} <= set(first.tolist())
+
+
+def test_a_gradient_of_megabytes_is_ranked_by_a_sample() -> None:
+    """Blocks that differ by more than the sample's error come in the order of their energy."""
+    rng = np.random.default_rng(3)
+    chunk_bytes = 1448
+    count = 2 * BLOCKS_WANTED
+    blocks = -(-count // 16)
+    layout = ChunkLayout(16 * blocks * chunk_bytes, chunk_bytes)
+    values = rng.standard_normal((blocks, layout.nbytes // blocks // 4), np.float32)
+    strong = rng.permutation(blocks)[: blocks // 2]
+    values[strong] *= 1.5
+    read = energy_of(memoryview(values.ravel()).cast("B"), "float32", 16 * chunk_bytes)
+    assert set(np.argsort(-read)[: len(strong)].tolist()) == set(strong.tolist())
+    assert read[strong].mean() < (values[strong].astype(np.float64) ** 2).sum(axis=1).mean() / 6
+    chunks = np.array([7, 5], np.uint32)
+    some = energy_of(memoryview(values.ravel()).cast("B"), "float32", 16 * chunk_bytes, chunks)
+    assert np.array_equal(some, read[chunks])
+    values[5, 0] = np.nan
+    some = energy_of(memoryview(values.ravel()).cast("B"), "float32", 16 * chunk_bytes, chunks)
+    assert some[1] == np.inf
 
 
 def test_an_unknown_order() -> None:
