@@ -37,6 +37,16 @@ SAMPLED_CHUNK_BYTES_MIN = 8192
 SAMPLED_SHARE = 8
 """One part in so many is read."""
 
+RUNS_WANTED = 64
+"""What is equally strong is sent or left out in about so many pieces, spread over the gradient.
+With more of them all sides take longer: whatever names chunks names runs of them."""
+
+LEVELS_PER_OCTAVE = 2
+"""Levels of energy: within 19 % of the middle of one, two standard deviations of a sample."""
+
+LEVEL_MAX = 2000
+"""More than the range of float32; zero and infinity end there."""
+
 
 def send_order(
     kind: str,
@@ -81,7 +91,7 @@ def send_order(
         # Chunks of a block stay together in large rounds: memory is read forwards, at full speed.
         block = min(BLOCK_CHUNKS_MAX, max(1, count // BLOCKS_WANTED))
         energy = energy_of(buffer, dtype, block * layout.chunk_bytes)
-        return _by_class(energy, block, count, expected.needed(count))
+        return _by_class(energy, block, count, expected.needed(count), seed + round_id)
     raise LocalProtocolError(
         f"there is no send order {kind!r}: choose sequential, rotate, random or magnitude"
     )
@@ -135,24 +145,46 @@ def energy_of(
     return energy
 
 
-def _by_class(energy: np.ndarray, block: int, count: int, needed: int) -> Indices:
+def _by_class(energy: np.ndarray, block: int, count: int, needed: int, turn: int) -> Indices:
     """The stronger half of the needed chunks, the other half, the rest; by index within each.
 
-    An early stop drops what a full sort would drop, and what a burst leaves by a deadline is mostly
-    of the stronger half.  But neighbours stay together: sender, receiver and reduction read memory
-    forwards.
+    An early stop drops what a full sort by level would drop, and what a burst leaves by a deadline
+    is mostly of the stronger half.  But neighbours stay together: sender, receiver and reduction
+    read memory forwards.
+
+    Energies count by level.  Those of a level differ by no more than their estimates do, and
+    `turn` decides among them, which is the same for all ranks: they drop the same chunks of what
+    is equally strong, and the others are complete everywhere.
 
     Args:
         energy: of each block of `block` chunks.
         count: number of chunks.
         needed: how many of them the receiver waits for.
+        turn: changes with every round, so that all of a level have their turn.
     """
-    strongest = np.argsort(-energy, kind="stable")
-    rank = np.empty(len(energy), np.int64)
-    rank[strongest] = np.arange(len(energy))
+    blocks = len(energy)
+    runs = -(-blocks // max(1, blocks // RUNS_WANTED))
+    run = np.arange(blocks) // max(1, blocks // RUNS_WANTED)
+    by_turn = np.argsort((run + turn % runs) * rotation_step(runs) % runs, kind="stable")
+    strongest = by_turn[np.argsort(-_levels(energy)[by_turn], kind="stable")]
+    rank = np.empty(blocks, np.int64)
+    rank[strongest] = np.arange(blocks)
     edges = [needed // (2 * block), -(-needed // block)]
     classes = np.repeat(np.digitize(rank, edges).astype(np.uint8), block)[:count]
     return np.argsort(classes, kind="stable").astype(np.uint32)
+
+
+def _levels(energy: np.ndarray) -> npt.NDArray[np.int16]:
+    """Steps of the square root of 2 around the median, so that a gradient that is equally strong
+    everywhere has one level in spite of the noise of its chunks."""
+    usual = float(np.median(energy))
+    if not 0 < usual < math.inf:  # over half are zero, say: then what there is is told by itself
+        there = energy[(energy > 0) & (energy < np.inf)]
+        usual = float(np.median(there)) if there.size else 1.0
+    with np.errstate(divide="ignore"):
+        steps = np.rint(LEVELS_PER_OCTAVE * np.log2(energy / np.float64(usual)))
+    levels: npt.NDArray[np.int16] = np.clip(steps, -LEVEL_MAX, LEVEL_MAX).astype(np.int16)
+    return levels
 
 
 def _descending(energy: np.ndarray) -> Indices:
