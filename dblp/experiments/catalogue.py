@@ -228,14 +228,19 @@ def _ablation() -> Experiment:
 def _high_loss() -> Experiment:
     """What may bring a language model closer to exact at a high tolerance."""
     best = OurSettings.between("0.8%", "40.8%").best
+    warm_up = replace(
+        best, name="warm-up", label=f"0.8% for a third of the training, then {BEST_HIGH}",
+        policy="schedule", schedule=((0.0, "0.8%"), (1 / 3, BEST_HIGH)),
+    )  # fmt: skip
     settings = (
         EXACT,
         best,
         replace(best, name="best-60", label="our defaults with more (0.8% … 60%)", high="60%"),
         replace(best, name="contributors", label=f"{BEST_HIGH}, ÷ contributors",
                 rule="contributors"),
-        replace(best, name="warm-up", label=f"0.8% for a third of the training, then {BEST_HIGH}",
-                policy="schedule", schedule=((0.0, "0.8%"), (1 / 3, BEST_HIGH))),
+        warm_up,
+        replace(warm_up, name="warm-up-contributors", label=f"{warm_up.label}, ÷ contributors",
+                rule="contributors"),
     )  # fmt: skip
     return Experiment(
         name="high-loss",

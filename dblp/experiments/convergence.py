@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from .charts import Series, line_chart
+from .effects import effects_of
 from .measures import Column, best_value, detections, reaches
 from .page import Block, Figure, Heading, Items, Table, Text
 from .paper import PaperFigures
@@ -19,7 +20,7 @@ REFERENCES = ("exact", "none")
 
 WORTH_A_SENTENCE = (
     "baseline", "paper", "ours", "forgetful", "common", "best", "best-60", "contributors",
-    "warm-up",
+    "warm-up", "warm-up-contributors",
 )  # fmt: skip
 """Names of the settings that are compared with exact in words."""
 
@@ -76,6 +77,8 @@ def findings(experiment: str, columns: Sequence[Column]) -> list[str]:
             f"{column.setting.label}: {in_units(reference, spread)} {unit} against exact "
             f"(n = {spread.count})."
         )
+    if not worth:
+        sentences += _effects(columns, unit)
     counts = [len(column.cells) for column in columns]
     if min(counts) < 2:
         sentences.append("With one seed there is no spread: these differences may be chance.")
@@ -86,6 +89,31 @@ def findings(experiment: str, columns: Sequence[Column]) -> list[str]:
             "smaller differences show nothing."
         )
     return sentences
+
+
+def _effects(columns: Sequence[Column], unit: str) -> list[str]:
+    """What each choice changes, all others being equal."""
+    sentences = []
+    for effect in effects_of(columns):
+        pairs = f", mean of {effect.pairs} pairs" if effect.pairs > 1 else ""
+        sentences.append(
+            f"{effect.factor} {effect.value} instead of {effect.instead_of}: "
+            f"{in_units(columns[0], effect.scores)} {unit} (n = {effect.scores.count}{pairs})"
+            f"{'' if effect.scores.is_clear else '; it may be chance'}."
+        )
+    return sentences
+
+
+def _charted(columns: Sequence[Column]) -> list[Column]:
+    """All that fit into a picture: what loses nothing, and those that do best."""
+    reference = reference_of(columns)
+    others = sorted(
+        (column for column in columns if column is not reference),
+        key=lambda column: column.spread("score").mean,
+        reverse=columns[0].metric == "accuracy",
+    )
+    best = others[: CHARTED_MAX - (reference is not None)]
+    return [column for column in columns if column is reference or column in best]
 
 
 def _only(spread: Spread) -> Spread:
@@ -124,7 +152,7 @@ def _curves(info: RunInfo, columns: Sequence[Column]) -> Block:
     metric = columns[0].metric
     scale = 100 if metric == "accuracy" else 1
     lines = []
-    for column in columns[:CHARTED_MAX]:
+    for column in _charted(columns):
         epochs = range(min(len(cell.scores) for cell in column.cells))
         spreads = [
             spread_of(scale * cell.scores[epoch]["value"] for cell in column.cells)
@@ -141,7 +169,7 @@ def _curves(info: RunInfo, columns: Sequence[Column]) -> Block:
         )
     name = "Fig. 1" if info.experiment == "phase-drop" else "Fig. 6"
     left = len(columns) - len(lines)
-    rest = f" {left} more settings are in the table." if left > 0 else ""
+    rest = f" The {left} that do worse are in the table only." if left > 0 else ""
     label = axis_label(metric)
     svg = line_chart(lines, title=name, x_label="epoch", y_label=label, log=metric != "accuracy")
     caption = f"{name} of this run: {label} after each epoch, mean and range of the seeds.{rest}"

@@ -85,9 +85,12 @@ def make_link(
 ) -> PeerLink:
     """The link on a connection that the handshake has made."""
     rng = random.Random(f"{config.seed}/{connection.rank}/{name}")
-    if same_host(connection.sock):
+    near = same_host(connection.sock)
+    if near:
         config = replace(config, congestion=within_host(config.congestion))
     session = Session(connection.channel, config, rng=rng, peer=name)
+    if near and connection.impairment is None:
+        session.trust_datagrams()
     if not connection.datagrams:
         session.block_datagrams()
         log.warning(

@@ -93,11 +93,13 @@ class DatagramHealth:
     TCP, with a fresh try now and then.
     """
 
-    __slots__ = ("_dead_rounds", "_ever_worked", "_since_blocked", "_warned", "forced")
+    __slots__ = ("_dead_rounds", "_ever_worked", "_since_blocked", "_warned", "forced", "trusted")
 
     def __init__(self) -> None:
         self.forced = False
         """The handshake found that no datagram arrives: never try."""
+        self.trusted = False
+        """None is lost: frames of large rounds need not go over TCP as well."""
         self._ever_worked = False
         self._dead_rounds = 0
         self._since_blocked = 0
@@ -167,7 +169,8 @@ class Link:
 
     def signal_path(self, chunks: int) -> Path:
         """How Open and Stop of a round of this size travel."""
-        return Path.BOTH if chunks > BIG_ROUND_CHUNKS else Path.DATAGRAM
+        doubled = chunks > BIG_ROUND_CHUNKS and not self.datagrams.trusted
+        return Path.BOTH if doubled else Path.DATAGRAM
 
     def jitter(self) -> float:
         """A factor of 1.0 … 1.1: probes of several senders must not stay in step."""

@@ -108,20 +108,12 @@ class Session:
                 f"round {round_id} of stream {stream} is armed already or over: arm the next round"
             )
         view = byte_view(buffer)
+        layout = ChunkLayout(view.nbytes, self.channel.chunk_bytes)
         plan = ReceivePlan(
-            stream=stream,
-            round_id=round_id,
-            layout=ChunkLayout(view.nbytes, self.channel.chunk_bytes),
-            buffer=view,
-            dtype=dtype,
-            tolerance=tolerance,
-            reducer=reducer,
-            source=source,
-            aim=aim,
-            label=RoundLabel(direction, rank, regime),
-            yields=yields,
-            timed=timed,
-        )
+            stream=stream, round_id=round_id, layout=layout, buffer=view, dtype=dtype,
+            tolerance=tolerance, reducer=reducer, source=source, aim=aim,
+            label=RoundLabel(direction, rank, regime), yields=yields, timed=timed,
+        )  # fmt: skip
         try:
             receiver = self._rounds.receivers[key] = Receiver(self._link, plan)
         except ValueError as error:  # read-only, or no slot is free
@@ -237,6 +229,11 @@ class Session:
         """The handshake found that datagrams do not get through: all goes over TCP (hazard 9)."""
         self._link.datagrams.forced = True
         self._link.outbox.reliable_only = True
+
+    def trust_datagrams(self) -> None:
+        """They are as good as never lost, as within a host: no frame takes both ways before
+        something is missing."""
+        self._link.datagrams.trusted = True
 
     # --- inputs -----------------------------------------------------------------------------
 

@@ -218,12 +218,17 @@ def test_wait_ready_sends_nothing_before_ready(fastpath: ModuleType) -> None:
     ]
 
 
-def test_big_rounds_announce_and_stop_both_ways(fastpath: ModuleType) -> None:
+@pytest.mark.parametrize("trusted", [False, True])
+def test_big_rounds_announce_and_stop_both_ways(fastpath: ModuleType, trusted: bool) -> None:
+    """But not where no datagram is lost, as within a host."""
     pair = Pair(fastpath, chunk_bytes=64)
+    if trusted:
+        pair.a.session.trust_datagrams()
+        pair.b.session.trust_datagrams()
     pair.exchange(numbers(1100 * 64))
     for side, kind in ((pair.a, Open), (pair.b, Stop)):
         paths = [path for frame, path in side.sent_frames if isinstance(frame, kind)]
-        assert paths[0] is Path.BOTH
+        assert paths[0] is (Path.DATAGRAM if trusted else Path.BOTH)
 
 
 def test_a_long_stop_follows_on_tcp(fastpath: ModuleType) -> None:
