@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from bench.transport.peers.role import PeerError, PeerTimeoutError
 
+OVERRUN_S = 10.0
+"""A side may exceed its budget by this: a turn that is under way ends, and counts."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -16,7 +19,7 @@ class Plan:
     rounds: int
     """How many samples are wanted."""
     budget_s: float
-    """How long the side may run in total."""
+    """How long the side may run in total; its last turn may take longer."""
     turn_s: float = 1.0
     """About how long one turn shall last."""
 
@@ -52,11 +55,13 @@ class Side:
             count = 1
         else:
             recent = self.samples[-20:]
-            count = int(self.plan.turn_s / max(sum(recent) / len(recent), 1e-6))
+            turn_s = min(self.plan.turn_s, self.plan.budget_s - self.spent_s)
+            count = int(turn_s / max(sum(recent) / len(recent), 1e-6))
         count = max(1, min(count, wanted))
         started = time.monotonic()
+        limit_s = max(self.plan.budget_s - self.spent_s, OVERRUN_S)
         try:
-            self.samples += self.measure(count, max(self.plan.budget_s - self.spent_s, 1.0))
+            self.samples += self.measure(count, limit_s)
         except PeerTimeoutError as error:
             self.gave_up_s = error.waited_s
         except PeerError as error:

@@ -12,8 +12,8 @@ class TimeLimit:
 
     There are two looks.  At the time that such a round usually takes: when so much is missing that
     the bound cannot be met by the deadline at this pace, waiting for it would gain nothing but more
-    of what is not enough.  And at the deadline.  What is there is taken if it is the floor; below
-    the floor the round goes on, and from the deadline on the floor is its bound.
+    of what is not enough.  And at the deadline.  From then on the floor is the bound: what is there
+    is taken if it is the floor, else the round goes on until it is.
 
     *Commands*: `start`, `stop`.  *Inputs*: `bound_at`, `remember`.  *Getters*: `due`, `is_past`.
     """
@@ -46,16 +46,12 @@ class TimeLimit:
         """Chunks that end the round from now on, at `due`; `needed` if nothing changes."""
         plan = self._clock.plan
         assert plan is not None and self.due is not None
-        floor = min(needed, plan.floor_needed(self._count))
-        if now >= self._deadline:
-            self.due = None
-            self.is_past = True
-            return floor
-        self.due = self._deadline
-        if accepted >= floor and accepted * plan.factor < needed:
-            self.is_past = True
-            return floor
-        return needed
+        if now < self._deadline and accepted * plan.factor >= needed:
+            self.due = self._deadline
+            return needed
+        self.due = None
+        self.is_past = True
+        return min(needed, plan.floor_needed(self._count))
 
     def remember(self, stream: int, elapsed_s: float, *, needed: int, got: int) -> None:
         """The round is over: how long it took, for the deadlines of later ones."""

@@ -87,6 +87,21 @@ def test_sides_take_turns_until_each_has_its_samples() -> None:
     assert log[:4] == ["a", "b", "b", "a"]
 
 
+def test_the_last_turn_is_short_and_may_end() -> None:
+    """A side that is given up has to be ended, and cannot take part in what comes next."""
+    asked: list[tuple[int, float]] = []
+
+    def measure(count: int, limit_s: float) -> list[float]:
+        asked.append((count, limit_s))
+        side.spent_s += 0.4 * count
+        return [0.4] * count
+
+    side = Side("slow", measure, Plan(rounds=100, budget_s=2.0))
+    interleave([side])
+    assert [count for count, _ in asked] == [1, 2, 1, 1]
+    assert all(limit_s >= 2 for _, limit_s in asked)
+
+
 def test_a_side_that_hangs_or_breaks_stops_taking_turns_and_the_others_go_on() -> None:
     def hangs(count: int, limit_s: float) -> list[float]:
         raise PeerTimeoutError("no answer", limit_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ from bench.transport.peers.gloo_ring import run_gloo_ring
 from bench.transport.peers.raw_udp import run_raw_udp
 from bench.transport.peers.role import PeerError, PeerTimeoutError, Role, python_command
 from bench.transport.peers.tcp_flow import run_tcp_flow
+from bench.transport.peers.team import Team
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _NO_LAB = lab_unavailable()
@@ -238,6 +240,21 @@ def test_a_side_that_does_not_answer_is_given_up() -> None:
             role.hear(0.1)
         role.close(patience_s=0.0)
     assert failure.value.waited_s == 0.1
+
+
+def test_a_team_that_does_not_answer_is_ended_and_says_so_later() -> None:
+    """Its late answer must not be taken for the next one, nor its work go on beside others'."""
+    late = "import sys, time; sys.stdin.readline(); time.sleep(0.5); print('{}', flush=True)"
+    with Team("slow") as team:
+        team._roles += [Role(None, 0, [sys.executable, "-c", late]) for _ in range(2)]
+        processes = [role.pid for role in team._roles]
+        with pytest.raises(PeerTimeoutError, match="slow: not finished in 0 s"):
+            team.ask_all(team._roles, [{}, {}], 0.1)
+        for pid in processes:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        with pytest.raises(PeerError, match="had not answered in time"):
+            team.ask_all([], [], 1.0)
 
 
 def test_a_wrong_role_is_an_error_not_a_hang() -> None:

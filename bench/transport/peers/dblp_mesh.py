@@ -12,20 +12,19 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from bench.netlab import NetworkLab
 from bench.transport.peers.role import (
     PeerError,
-    PeerTimeoutError,
     Role,
     address_of,
     python_command,
 )
 from bench.transport.peers.tcp_flow import cpu_seconds
+from bench.transport.peers.team import Team
 
 _MODULE = "bench.transport.peers.dblp_mesh"
 _START_TIMEOUT_S = 60.0
@@ -63,7 +62,7 @@ class MeshRounds:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-class DblpMesh:
+class DblpMesh(Team):
     """A mesh with one rank on each of `hosts` of `lab` (lab None: loopback).
 
     `downlink` is as for `dblp.Mesh`; `config` holds fields of TransportConfig.  The tolerance is
@@ -78,9 +77,9 @@ class DblpMesh:
         downlink: str = "exact",
         config: Mapping[str, Any] | None = None,
     ) -> None:
+        super().__init__("dblp mesh")
         self.world = len(hosts)
         self.downlink = downlink
-        self._ranks: list[Role] = []
         try:
             for rank, host in enumerate(hosts):
                 options = {
@@ -91,11 +90,11 @@ class DblpMesh:
                     "config": dict(config or {}),
                 }
                 command = python_command(_MODULE, json.dumps(options))
-                self._ranks.append(Role(lab, host, command))
-            addresses = [role.hear(_START_TIMEOUT_S)["address"] for role in self._ranks]
-            for role in self._ranks:
+                self._roles.append(Role(lab, host, command))
+            addresses = [role.hear(_START_TIMEOUT_S)["address"] for role in self._roles]
+            for role in self._roles:
                 role.tell({"addresses": addresses})
-            for role in self._ranks:
+            for role in self._roles:
                 role.hear(_START_TIMEOUT_S)
         except BaseException:
             self.close()
@@ -112,46 +111,18 @@ class DblpMesh:
     ) -> MeshRounds:
         """`count` all-reduces of `nbytes` bytes of float32, after `warmup` that are not reported.
 
-        Raises `PeerTimeoutError` when they do not end within `limit_s`; the mesh is of no use after
-        that.  Raises `PeerError` when a result is wrong or the ranks' results differ where they
+        Raises `PeerTimeoutError` when they do not end within `limit_s`; the mesh is ended then.
+         Raises `PeerError` when a result is wrong or the ranks' results differ where they
         must not.
         """
         request = {"nbytes": nbytes, "count": count, "warmup": warmup, "tolerance": tolerance}
-        for role in self._ranks:
-            role.tell(request)
-        ends = time.monotonic() + limit_s
-        answers = []
-        for role in self._ranks:
-            try:
-                answers.append(role.hear(max(ends - time.monotonic(), 0.0)))
-            except PeerTimeoutError as error:
-                raise PeerTimeoutError(
-                    f"dblp mesh: {count} rounds of {nbytes} bytes not finished in {limit_s:.0f} s",
-                    limit_s,
-                ) from error
+        answers = self.ask_all(self._roles, [request] * self.world, limit_s)
         if self.downlink != "lossy" and len({answer["crc"] for answer in answers}) > 1:
             raise PeerError(f"dblp mesh: the ranks' means differ with downlink={self.downlink!r}")
         return MeshRounds(
             elapsed_s=[max(s) for s in zip(*(a["elapsed_s"] for a in answers), strict=True)],
             **{name: sum(answer[name] for answer in answers) for name in _SUMS},
         )
-
-    def close(self) -> None:
-        """End the ranks. Safe to call twice."""
-        for role in self._ranks:
-            role.close()
-        self._ranks.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def main(arguments: list[str]) -> None:

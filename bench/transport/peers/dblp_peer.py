@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from bench.kernel import own_udp_counters
 from bench.netlab import NetworkLab
 from bench.transport.peers.flow import FlowResult
-from bench.transport.peers.role import PeerTimeoutError, Role, address_of, python_command
+from bench.transport.peers.role import Role, address_of, python_command
+from bench.transport.peers.team import Team
 
 _MODULE = "bench.transport.peers.dblp_role"
 _START_TIMEOUT_S = 60.0
@@ -68,7 +67,7 @@ class StarRounds:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-class DblpStar:
+class DblpStar(Team):
     """A parameter server on one host and one worker on each of `worker_hosts` (lab None: loopback).
 
     `policy` is "fixed:0.8%" or "adaptive:0.8%:40.8%"; `config` holds fields of TransportConfig.
@@ -84,10 +83,10 @@ class DblpStar:
         downlink: str = "exact",
         config: Mapping[str, Any] | None = None,
     ) -> None:
+        super().__init__("dblp")
         self.policy = policy
         self.total = StarRounds()
         """Everything `rounds` has returned so far."""
-        self._roles: list[Role] = []
         settings = {
             "config": dict(config or {}),
             "policy": policy,
@@ -129,23 +128,14 @@ class DblpStar:
         """`count` all-reduces of `nbytes` bytes of float32, after `warmup` that are not reported.
 
         `hogs` are the ranks whose trainer thread runs pure Python while the round is under way.
-        Raises `PeerTimeoutError` when they do not end within `limit_s`.
+        Raises `PeerTimeoutError` when they do not end within `limit_s`; the star is ended then.
         """
-        cpu_before = self._server.ask({}, _START_TIMEOUT_S)["cpu_s"]
+        (before,) = self.ask_all([self._server], [{}], _START_TIMEOUT_S)
         request = {"nbytes": nbytes, "count": count, "warmup": warmup}
-        for rank, worker in enumerate(self._workers):
-            worker.tell({**request, "hog": rank in hogs})
-        ends = time.monotonic() + limit_s
-        answers = []
-        for worker in self._workers:
-            try:
-                answers.append(worker.hear(max(ends - time.monotonic(), 0.0)))
-            except PeerTimeoutError as error:
-                raise PeerTimeoutError(
-                    f"dblp: {count} rounds of {nbytes} bytes not finished in {limit_s:.0f} s",
-                    limit_s,
-                ) from error
-        cpu = self._server.ask({}, _START_TIMEOUT_S)["cpu_s"] - cpu_before
+        requests = [{**request, "hog": rank in hogs} for rank in range(len(self._workers))]
+        answers = self.ask_all(self._workers, requests, limit_s)
+        (after,) = self.ask_all([self._server], [{}], _START_TIMEOUT_S)
+        cpu = after["cpu_s"] - before["cpu_s"]
         done = StarRounds(
             elapsed_s=[max(s) for s in zip(*(a["elapsed_s"] for a in answers), strict=True)],
             uplink_s=[a["uplink"]["elapsed_s"] for a in answers],
@@ -159,23 +149,6 @@ class DblpStar:
         )
         self.total.extend(done)
         return done
-
-    def close(self) -> None:
-        """End the processes, workers first. Safe to call twice."""
-        for role in reversed(self._roles):
-            role.close()
-        self._roles.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def hog_process(lab: NetworkLab | None, host: int) -> Role:

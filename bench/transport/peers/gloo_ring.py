@@ -14,13 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from bench.kernel import default_congestion, host_congestion
 from bench.netlab import NetworkLab
-from bench.transport.peers.role import PeerTimeoutError, Role, python_command
+from bench.transport.peers.role import Role, python_command
 from bench.transport.peers.tcp_flow import cpu_seconds
+from bench.transport.peers.team import Team
 
 _MODULE = "bench.transport.peers.gloo_ring"
 _START_TIMEOUT_S = 90.0
@@ -28,7 +27,7 @@ _START_TIMEOUT_S = 90.0
 _GLOO_TIMEOUT_S = 1800
 
 
-class GlooRing:
+class GlooRing(Team):
     """A gloo process group with one rank on each of `hosts` of `lab` (lab None: loopback).
 
     `congestion` is the congestion control of the connections the ranks make now: a setting of the
@@ -36,13 +35,15 @@ class GlooRing:
     what there is. Start it before loss is injected: connecting through loss takes long.
     """
 
+    patience_s = 0.2
+    """A rank that hangs in a collective cannot end by itself, and the others wait for it."""
+
     def __init__(
         self, lab: NetworkLab | None, hosts: Sequence[int], *, congestion: str | None = None
     ) -> None:
+        super().__init__("gloo")
         self.world = len(hosts)
-        self.name = "gloo"
         self._directory = tempfile.TemporaryDirectory(prefix="dblp-gloo-")
-        self._ranks: list[Role] = []
         self.cpu_s = 0.0
         """CPU seconds of all ranks in the last `rounds` call."""
         scope: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -60,8 +61,8 @@ class GlooRing:
                 for rank, host in enumerate(hosts):
                     place = [self._directory.name, str(rank), str(self.world)]
                     command = python_command(_MODULE, *place)
-                    self._ranks.append(Role(lab, host, command, env=env))
-                for role in self._ranks:
+                    self._roles.append(Role(lab, host, command, env=env))
+                for role in self._roles:
                     role.hear(_START_TIMEOUT_S)
         except BaseException:
             self.close()
@@ -73,44 +74,17 @@ class GlooRing:
         """`count` all-reduces of `nbytes` bytes of float32 after `warmup` untimed ones.
 
         Returns each round's seconds (its slowest rank). Raises `PeerTimeoutError` when they do not
-        end within `limit_s`; the ring is of no use after that, so close it.
+        end within `limit_s`; the ring is ended then.
         """
         request = {"nbytes": nbytes, "count": count, "warmup": warmup}
-        for role in self._ranks:
-            role.tell(request)
-        ends = time.monotonic() + limit_s
-        per_rank: list[list[float]] = []
-        self.cpu_s = 0.0
-        for role in self._ranks:
-            try:
-                answer = role.hear(max(ends - time.monotonic(), 0.0))
-            except PeerTimeoutError as error:
-                raise PeerTimeoutError(
-                    f"gloo: {count} rounds of {nbytes} bytes not finished in {limit_s:.0f} s",
-                    limit_s,
-                ) from error
-            per_rank.append(answer["elapsed_s"])
-            self.cpu_s += answer["cpu_s"]
-        return [max(times) for times in zip(*per_rank, strict=True)]
+        answers = self.ask_all(self._roles, [request] * self.world, limit_s)
+        self.cpu_s = sum(answer["cpu_s"] for answer in answers)
+        return [max(s) for s in zip(*(a["elapsed_s"] for a in answers), strict=True)]
 
     def close(self) -> None:
         """End the ranks. Safe to call twice."""
-        # A rank that hangs in a collective cannot end by itself, and the others wait for it.
-        for role in self._ranks:
-            role.close(patience_s=0.2)
-        self._ranks.clear()
+        super().close()
         self._directory.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def run_gloo_ring(

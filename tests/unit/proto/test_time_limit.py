@@ -29,7 +29,8 @@ def test_without_a_deadline_there_is_no_look() -> None:
     ("accepted", "bound", "is_past"),
     [
         (178, 150, True),  # what a burst of 70 % leaves: hopeless, and enough
-        (149, NEEDED, False),  # below the floor: go on
+        (149, 150, True),  # below the floor: only that far
+        (0, 150, True),
         (474, NEEDED, False),  # at this pace the deadline will do
         (473, 150, True),
     ],
@@ -39,13 +40,13 @@ def test_the_first_look_is_at_the_usual_time(accepted: int, bound: int, is_past:
     assert limit.due == pytest.approx(7.1)
     assert limit.bound_at(7.11, accepted=accepted, needed=NEEDED) == bound
     assert limit.is_past is is_past
-    assert limit.due == pytest.approx(7.125)
+    assert limit.due == (None if is_past else pytest.approx(7.125))
 
 
 @pytest.mark.parametrize("accepted", [0, 149, 590])
 def test_at_the_deadline_the_floor_is_the_bound(accepted: int) -> None:
     limit = started(Deadline())
-    limit.bound_at(7.11, accepted=0, needed=NEEDED)
+    limit.bound_at(7.11, accepted=500, needed=NEEDED)
     assert limit.bound_at(7.126, accepted=accepted, needed=NEEDED) == 150
     assert limit.is_past and limit.due is None
 
