@@ -25,7 +25,10 @@ cdef extern from "csrc/reduce.h" nogil:
     int DBLP_F32, DBLP_F64, DBLP_F16, DBLP_BF16
     void dblp_mean(
         uint8_t *out, const uint8_t **sources, int present, size_t nbytes, int divisor, int kind)
+    enum: DBLP_PIECE
     double dblp_energy(const uint8_t *data, size_t nbytes, int kind)
+    double dblp_sampled_energy(
+        const uint8_t *data, size_t nbytes, size_t offset, size_t stride, int kind)
 
 cdef extern from "csrc/udp.h" nogil:
     cdef struct iovec:

@@ -84,12 +84,13 @@ def chunk_energy(
     chunk_bytes: int,
     *,
     chunks: npt.NDArray[np.uint32] | None = None,
-    sample_bytes: int | None = None,
+    sample: tuple[int, int] | None = None,
 ) -> npt.NDArray[np.float32]:
     """Sum of squares per chunk.
 
-    chunks: of these only, in their order; None: of all.  sample_bytes: only so many bytes at the
-    start of each chunk are read, a multiple of 8; None: all.
+    chunks: of these only, in their order; None: of all.  sample: (offset, stride), multiples of 128
+    with 0 <= offset < stride: of each chunk only the 128 bytes at `offset`, `offset + stride` and
+    so on are read; None: all.
     """
 
 def gather_ranges(source: _BufferLike, ranges: _BufferLike, out: _BufferLike, dtype: str) -> None:

@@ -20,6 +20,9 @@ _STORED_AS: dict[str, np.dtype[Any]] = {
 _BLOCK_ELEMENTS = 1 << 16
 """Elements converted to float64 at a time: half a MiB stays in the cache."""
 
+PIECE = 128
+"""Bytes read at a time by a sample."""
+
 
 def elements(buffer: Buffer, dtype: str, name: str, *, writable: bool = False) -> Array:
     """`buffer` as an array of elements as stored (bfloat16: uint16)."""
@@ -75,26 +78,33 @@ def chunk_energy(
     chunk_bytes: int,
     *,
     chunks: Array | None = None,
-    sample_bytes: int | None = None,
+    sample: tuple[int, int] | None = None,
 ) -> Array:
     """float32 array: sum of squares per chunk (accumulated in float64).
 
-    chunks: of these only, in their order.  sample_bytes: only so many bytes of each are read.
+    chunks: of these only, in their order.  sample: (offset, stride): only so many bytes are read.
     """
     stored = elements(buffer, dtype, "buffer")
     width = _chunk_elements(chunk_bytes, dtype)
-    if sample_bytes is not None and (sample_bytes < 8 or sample_bytes % 8):
-        raise ValueError(f"sample_bytes must be a positive multiple of 8, not {sample_bytes}")
-    sampled = width if sample_bytes is None else min(width, sample_bytes // stored.itemsize)
+    if sample is not None:
+        offset, stride = sample
+        if stride < PIECE or stride % PIECE or offset % PIECE or not 0 <= offset < stride:
+            raise ValueError(
+                f"sample must be multiples of {PIECE} with 0 <= offset < stride, not {sample}"
+            )
+        places = np.arange(width) * stored.itemsize
+        read = (places >= offset) & ((places - offset) % stride < PIECE)
     count = chunk_count(stored.nbytes, chunk_bytes)
-    wanted = np.arange(count) if chunks is None else np.asarray(chunks, np.int64)
+    wanted = np.arange(count) if chunks is None else np.asarray(chunks, np.uint32).astype(np.int64)
     if wanted.size and int(wanted.max()) >= count:
         raise ValueError(f"the buffer has {count} chunks, but others are named")
     energy = np.empty(wanted.size, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for place, index in enumerate(wanted):
             start = index * width
-            block = _widen(stored[start : start + sampled], dtype).astype(np.float64)
+            block = _widen(stored[start : start + width], dtype).astype(np.float64)
+            if sample is not None:
+                block = block[read[: block.size]]
             energy[place] = np.sum(block * block)
     return energy
 

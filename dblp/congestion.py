@@ -1,9 +1,9 @@
 """How fast a sender may go: one small interface, three answers.
 
-Loss is no signal here: bounded loss is tolerated, and a burst says nothing about the rate a path
-can carry.  What counts is the delay that the path adds (Swift, SIGCOMM 2020; FAST TCP, INFOCOM
-2004), measured without the time that either host holds a datagram, and kept across rounds, because
-a round is too short to find a rate from nothing.
+Loss is no signal to slow down: bounded loss is tolerated, and a burst says nothing about the rate
+a path can carry.  What counts is the delay that the path adds (Swift, SIGCOMM 2020; FAST TCP,
+INFOCOM 2004), measured without the time that either host holds a datagram, and kept across rounds,
+because a round is too short to find a rate from nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Feedback:
     window_limited: bool
     """The congestion window has held chunks back."""
     tail_lost: bool
-    """The sender had to ask for credit, and the newest of what was in flight had been lost."""
+    """The newest of what was in flight is known to be lost: the sender stood still until it had
+    asked."""
 
 
 class CongestionControl(Protocol):
@@ -174,10 +175,10 @@ RATE_HEADROOM = 1.25
 probing gain, CACM 2017)."""
 
 
-LOSING_WINDOWS = 32
-"""What the window may be while whole windows are lost, in first windows of one GSO batch.  A batch
-and its credit get through in 9 % of all tries at 70 % loss: of 32, none in 5 %; of 8, in half of
-all tries, and then the sender waits until it asks."""
+LOSING_DATAGRAMS = 32 * 44
+"""What the window may be while whole windows are lost: 32 GSO batches.  A batch and its credit get
+through in 9 % of all tries at 70 % loss: of 32, none in 5 %; of 8, in half of all tries, and then
+the sender waits until it asks."""
 
 LOSING_MEMORY_S = 0.1
 """How long a lost window counts."""
@@ -225,7 +226,7 @@ class AdaptiveWindowControl:
     end.  And where the path has a queue, the window is spread over time: three bursts of one GSO
     batch each fill a buffer of 200 KB by themselves.
 
-    The first of them yields while whole windows are lost on a path without a queue: then the rate
+    The first of them yields while whole windows are lost on a path that had no queue: then the rate
     is low because the sender waits for lost credits, and a smaller window would be lost whole more
     often still.
     """
@@ -236,7 +237,8 @@ class AdaptiveWindowControl:
         scale = USUAL_DATAGRAM_BYTES / datagram_bytes
         self._step = max(1.0, scale * plan.step_datagrams)
         self._minimum = max(1.0, scale * plan.minimum_datagrams)
-        self._window = self._first = max(1.0, scale * plan.initial_datagrams)
+        self._window = max(1.0, scale * plan.initial_datagrams)
+        self._losing_window = scale * LOSING_DATAGRAMS
         self.pacing_bytes_per_s = 0.0
         self._base_s = 0.0
         self._candidate_s = 0.0
@@ -274,7 +276,7 @@ class AdaptiveWindowControl:
         """Collects the delays of this round trip; at its end adapts the window."""
         self._limited = self._limited or feedback.window_limited
         self._rate.update(feedback.acknowledged, now=feedback.now)
-        if feedback.tail_lost:
+        if feedback.tail_lost and self._is_short(self._last_delay_s):
             self._losing_until = feedback.now + LOSING_MEMORY_S
         if feedback.samples:
             self._remember_base(feedback.smallest_delay_s, feedback.now)
@@ -303,25 +305,33 @@ class AdaptiveWindowControl:
         self._candidate_s = min(self._candidate_s, delay)
 
     def _pace(self, delay: float) -> None:
-        queued = delay > (self._base_s + self.target_delay_s) / 2
+        queued = not self._is_short(delay)
         bytes_per_s = RATE_HEADROOM * self._rate.per_s * self._datagram_bytes
         self.pacing_bytes_per_s = bytes_per_s if queued else 0.0
+
+    def _is_short(self, delay: float) -> bool:
+        """Whether there is next to no queue on the path."""
+        return delay <= (self._base_s + self.target_delay_s) / 2
 
     def _adapt(self, delay: float, now: float) -> None:
         target = self.target_delay_s
         step = self._step
-        is_short = delay <= (self._base_s + target) / 2
+        recovered = 0.0 < self._losing_until <= now
+        if recovered:
+            self._losing_until = 0.0
         if delay > target:
             window = self._window * max(0.5, target / delay) + step
         elif not self._limited:
-            return
-        elif is_short:
+            if not recovered:
+                return
+            window = self._window
+        elif self._is_short(delay):
             window = 2 * self._window
         else:
             window = self._window + step
         if self._rate.per_s:
             most = RATE_HEADROOM * self._rate.per_s * target + step
-            if is_short and now < self._losing_until:
-                most = max(most, LOSING_WINDOWS * self._first)
+            if now < self._losing_until and self._is_short(delay):
+                most = max(most, self._losing_window)
             window = min(window, most)
         self._window = min(max(window, self._minimum), WINDOW_MAX)

@@ -285,7 +285,13 @@ class ServerRound:
                 )
         partial = np.flatnonzero(delivered < len(bitmaps) - 1).astype(np.uint32)
         # What is there of a chunk that is not reduced is the local rank's gradient.
-        energy = energy_of(self.result.data, self.layout.dtype, self.layout.chunk_bytes, partial)
+        energy = energy_of(
+            self.result.data,
+            self.layout.dtype,
+            self.layout.chunk_bytes,
+            turn=self.round_id,
+            chunks=partial,
+        )
         return partial[np.lexsort((-energy, -delivered[partial].astype(np.int16)))]
 
     def give_back_result(self, pool: BufferPool) -> None:

@@ -31,16 +31,19 @@ def squared_norm(buffer, str dtype):
     return total
 
 
-def chunk_energy(buffer, str dtype, int64_t chunk_bytes, *, chunks=None, sample_bytes=None):
+def chunk_energy(buffer, str dtype, int64_t chunk_bytes, *, chunks=None, sample=None):
     cdef int kind = element_kind(dtype)
     cdef _Pin pin = element_pin(buffer, dtype)
     if chunk_bytes < 8 or chunk_bytes % 8:
         raise ValueError(f"chunk_bytes must be a positive multiple of 8, not {chunk_bytes}")
-    cdef int64_t sample = chunk_bytes if sample_bytes is None else sample_bytes
-    if sample < 8 or sample % 8:
-        raise ValueError(f"sample_bytes must be a positive multiple of 8, not {sample_bytes}")
-    sample = min(sample, chunk_bytes)
-    cdef int64_t count = (pin.size() + chunk_bytes - 1) // chunk_bytes, i, start
+    cdef int64_t offset = 0, stride = 0
+    if sample is not None:
+        offset, stride = sample
+        if (stride < DBLP_PIECE or stride % DBLP_PIECE or offset % DBLP_PIECE
+                or not 0 <= offset < stride):
+            raise ValueError(f"sample must be multiples of {DBLP_PIECE} with 0 <= offset < stride, "
+                             f"not {sample}")
+    cdef int64_t count = (pin.size() + chunk_bytes - 1) // chunk_bytes, i, start, length
     cdef int64_t nbytes = pin.size()
     cdef const uint32_t[::1] wanted
     cdef bint some = chunks is not None
@@ -56,7 +59,11 @@ def chunk_energy(buffer, str dtype, int64_t chunk_bytes, *, chunks=None, sample_
     with nogil:
         for i in range(count):
             start = (<int64_t> wanted[i] if some else i) * chunk_bytes
-            out[i] = <float> dblp_energy(data + start, min(sample, nbytes - start), kind)
+            length = min(chunk_bytes, nbytes - start)
+            if stride:
+                out[i] = <float> dblp_sampled_energy(data + start, length, offset, stride, kind)
+            else:
+                out[i] = <float> dblp_energy(data + start, length, kind)
     return energy
 
 

@@ -25,7 +25,7 @@ FACTORS = {
 }
 """Fields of a setting that are told apart, and what they are called."""
 
-WORDS = {True: "on", False: "off", None: "as usual"}
+WORDS = {True: "on", False: "off", None: "the usual"}
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def effects_of(columns: Sequence[Column]) -> list[Effect]:
             usual = values[0]
         for value in values:
             pairs = [group for group in varied if usual in group and value in group]
-            if value != usual and pairs:
-                spread = _mean_difference([(group[value], group[usual]) for group in pairs])
+            spread = _mean_difference([(group[value], group[usual]) for group in pairs])
+            if value != usual and spread.count:
                 found.append(Effect(name, _word(value), _word(usual), len(pairs), spread))
     return found
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from .. import fastpath
 from ..config import TransportConfig
-from ..congestion import within_host
+from ..congestion import AdaptiveWindow, within_host
 from ..errors import DBLPError, PeerLostError, RemoteProtocolError
 from ..faults import ImpairmentState
 from ..proto import Session, turn
@@ -86,10 +86,11 @@ def make_link(
     """The link on a connection that the handshake has made."""
     rng = random.Random(f"{config.seed}/{connection.rank}/{name}")
     near = same_host(connection.sock)
+    queued = isinstance(config.congestion, AdaptiveWindow) and config.congestion.within_host
     if near:
         config = replace(config, congestion=within_host(config.congestion))
     session = Session(connection.channel, config, rng=rng, peer=name)
-    if near and connection.impairment is None:
+    if near and not queued and connection.impairment is None:
         session.trust_datagrams()
     if not connection.datagrams:
         session.block_datagrams()

@@ -19,8 +19,9 @@ from .probing import ProbePolicy, RttEstimate
 __all__ = ["DatagramHealth", "Link", "Outbox", "RoundLabel", "tolerance_text"]
 
 BIG_ROUND_CHUNKS = 1024
-"""From this size on (1.5 MB at MTU 1500) Open and Stop also go over TCP: one small frame costs
-nothing beside the round, and a lost one would cost a pass."""
+"""From this size on (1.5 MB at MTU 1500) Open, Stop and the first Probe also go over TCP: one small
+frame costs little beside the round, and a lost one would cost a pass.  Not within a host, where
+none is lost and a turn for each of them on both sides is time that is lacking elsewhere."""
 
 FRAGMENT_BYTES_MAX = 1000
 """Data bytes of one bitmap fragment, so that the frame fits `MAX_UDP_CONTROL_BYTES`."""
@@ -99,7 +100,7 @@ class DatagramHealth:
         self.forced = False
         """The handshake found that no datagram arrives: never try."""
         self.trusted = False
-        """None is lost: frames of large rounds need not go over TCP as well."""
+        """None has been lost nor should be: frames of large rounds need not go over TCP as well."""
         self._ever_worked = False
         self._dead_rounds = 0
         self._since_blocked = 0

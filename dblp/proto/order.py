@@ -34,8 +34,12 @@ SAMPLED_CHUNK_BYTES_MIN = 8192
 """2,048 float32.  The energy of 256 of them, if independent and normal, differs from that of all by
 9 % (the square root of 2 / 256)."""
 
-SAMPLED_SHARE = 8
-"""One part in so many is read."""
+PIECE = 128
+"""Bytes that a sample reads at a time: two cache lines."""
+
+SAMPLE_STRIDE = 8 * PIECE
+"""From one piece to the next: an eighth is read.  Pieces that lie close miss no row of an embedding
+from 256 float32 on."""
 
 RUNS_WANTED = 64
 """What is equally strong is sent or left out in about so many pieces, spread over the gradient.
@@ -87,11 +91,11 @@ def send_order(
         return generator.permutation(count).astype(np.uint32)
     if kind == "magnitude":
         if expected is None:
-            return _descending(energy_of(buffer, dtype, layout.chunk_bytes))
+            return _descending(energy_of(buffer, dtype, layout.chunk_bytes, turn=round_id))
         # Chunks of a block stay together in large rounds: memory is read forwards, at full speed.
         block = min(BLOCK_CHUNKS_MAX, max(1, count // BLOCKS_WANTED))
-        energy = energy_of(buffer, dtype, block * layout.chunk_bytes)
-        return _by_class(energy, block, count, expected.needed(count), seed + round_id)
+        energy = energy_of(buffer, dtype, block * layout.chunk_bytes, turn=round_id)
+        return _by_class(energy, block, count, expected.needed(count), turn=round_id)
     raise LocalProtocolError(
         f"there is no send order {kind!r}: choose sequential, rotate, random or magnitude"
     )
@@ -127,25 +131,38 @@ def rotation_step(count: int) -> int:
 
 
 def energy_of(
-    buffer: Bytes, dtype: str, chunk_bytes: int, chunks: Indices | None = None
+    buffer: Bytes, dtype: str, chunk_bytes: int, *, turn: int, chunks: Indices | None = None
 ) -> npt.NDArray[np.float32]:
-    """What chunks are ranked by: their sums of squares, of large buffers by a sample.
+    """What chunks are ranked by: their sums of squares, of large ones by a sample.
+
+    The last chunk counts as if it were as long as the others: how many chunks arrive is what is
+    bounded, and a short one would be the weakest of equals for ever.
 
     Args:
         buffer: contiguous floats.
         dtype: their type.
         chunk_bytes: a multiple of 8.
+        turn: changes with every round, and with it what a sample reads.
         chunks: indices of those that are asked for; None: all.
     """
+    nbytes = memoryview(buffer).nbytes
     sample = None
-    if memoryview(buffer).nbytes >= SAMPLED_BYTES_MIN and chunk_bytes >= SAMPLED_CHUNK_BYTES_MIN:
-        sample = chunk_bytes // SAMPLED_SHARE // 8 * 8
-    energy = fastpath.chunk_energy(buffer, dtype, chunk_bytes, chunks=chunks, sample_bytes=sample)
+    if nbytes >= SAMPLED_BYTES_MIN and chunk_bytes >= SAMPLED_CHUNK_BYTES_MIN:
+        sample = (turn * PIECE % SAMPLE_STRIDE, SAMPLE_STRIDE)
+    energy = fastpath.chunk_energy(buffer, dtype, chunk_bytes, chunks=chunks, sample=sample)
+    if sample is not None:
+        energy *= SAMPLE_STRIDE // PIECE
+    short = nbytes % chunk_bytes
+    if short:
+        last = np.array([nbytes // chunk_bytes], np.uint32)
+        whole = fastpath.chunk_energy(buffer, dtype, chunk_bytes, chunks=last)
+        where = slice(-1, None) if chunks is None else chunks == last
+        energy[where] = whole * np.float32(chunk_bytes / short)
     energy[np.isnan(energy)] = np.inf  # a broken chunk is worth telling
     return energy
 
 
-def _by_class(energy: np.ndarray, block: int, count: int, needed: int, turn: int) -> Indices:
+def _by_class(energy: np.ndarray, block: int, count: int, needed: int, *, turn: int) -> Indices:
     """The stronger half of the needed chunks, the other half, the rest; by index within each.
 
     An early stop drops what a full sort by level would drop, and what a burst leaves by a deadline
@@ -153,8 +170,8 @@ def _by_class(energy: np.ndarray, block: int, count: int, needed: int, turn: int
     read memory forwards.
 
     Energies count by level.  Those of a level differ by no more than their estimates do, and
-    `turn` decides among them, which is the same for all ranks: they drop the same chunks of what
-    is equally strong, and the others are complete everywhere.
+    `turn` decides among them, which is the same for all ranks whatever their seeds: they drop the
+    same chunks of what is equally strong, and the others are complete everywhere.
 
     Args:
         energy: of each block of `block` chunks.
@@ -169,7 +186,9 @@ def _by_class(energy: np.ndarray, block: int, count: int, needed: int, turn: int
     strongest = by_turn[np.argsort(-_levels(energy)[by_turn], kind="stable")]
     rank = np.empty(blocks, np.int64)
     rank[strongest] = np.arange(blocks)
-    edges = [needed // (2 * block), -(-needed // block)]
+    edges = [needed // (2 * block), needed // block]
+    if needed % block:  # one block is cut, another one every round: it comes last of the needed
+        edges.append(edges[1] + 1)
     classes = np.repeat(np.digitize(rank, edges).astype(np.uint8), block)[:count]
     return np.argsort(classes, kind="stable").astype(np.uint32)
 
@@ -177,12 +196,13 @@ def _by_class(energy: np.ndarray, block: int, count: int, needed: int, turn: int
 def _levels(energy: np.ndarray) -> npt.NDArray[np.int16]:
     """Steps of the square root of 2 around the median, so that a gradient that is equally strong
     everywhere has one level in spite of the noise of its chunks."""
-    usual = float(np.median(energy))
+    exact = energy.astype(np.float64)
+    usual = float(np.median(exact))
     if not 0 < usual < math.inf:  # over half are zero, say: then what there is is told by itself
-        there = energy[(energy > 0) & (energy < np.inf)]
+        there = exact[(exact > 0) & (exact < np.inf)]
         usual = float(np.median(there)) if there.size else 1.0
     with np.errstate(divide="ignore"):
-        steps = np.rint(LEVELS_PER_OCTAVE * np.log2(energy / np.float64(usual)))
+        steps = np.rint(LEVELS_PER_OCTAVE * np.log2(exact / usual))
     levels: npt.NDArray[np.int16] = np.clip(steps, -LEVEL_MAX, LEVEL_MAX).astype(np.int16)
     return levels
 

@@ -291,6 +291,8 @@ class Sender:
         queued = self._link.channel.sent(self.slot) - self._sent_before
         self._sent_before += queued
         self._loss = 1.0 - min(1.0, gained / queued) if queued else 0.0
+        if self._loss:
+            self._link.datagrams.trusted = False
         if self.epoch == 1:
             self._link.first_pass.learn(self._loss)
         if gained:

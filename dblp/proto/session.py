@@ -39,7 +39,8 @@ class Session:
     is in seconds, of any monotonic clock.  Events may make the owner open the next round, which
     makes new frames: take frames until there are none.
 
-    *Commands*: `arm`, `send`, `imply_stop`, `release`, `abort`, `block_datagrams`.
+    *Commands*: `arm`, `send`, `imply_stop`, `release`, `abort`, `block_datagrams`,
+    `trust_datagrams`.
     *Inputs*: `on_frame`, `on_progress`, `steer`, `on_timeout`.
     *Outputs*: `take_frames`, `take_events`, `next_timeout`.
     *Getters*: `channel`, `peer`, `error`, `peer_left`, `busy`, `rtt_s`, `receiver`, `sender`,
@@ -231,8 +232,8 @@ class Session:
         self._link.outbox.reliable_only = True
 
     def trust_datagrams(self) -> None:
-        """They are as good as never lost, as within a host: no frame takes both ways before
-        something is missing."""
+        """They are as good as never lost, as within a host: no frame takes both ways until
+        something is."""
         self._link.datagrams.trusted = True
 
     # --- inputs -----------------------------------------------------------------------------

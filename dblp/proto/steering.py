@@ -31,7 +31,8 @@ class Steering:
         smallest_ns, last_ns, samples = channel.take_rtt_ns()
         if samples:
             self._rtt.update(last_ns)
-        if samples or limited:
+        tail_lost = channel.take_tail_lost()
+        if samples or limited or tail_lost:
             path_ns, _ = channel.take_path_ns()
             self._control.on_feedback(
                 Feedback(
@@ -42,7 +43,7 @@ class Steering:
                     sent=channel.sent_sequence,
                     acknowledged=channel.acknowledged,
                     window_limited=limited,
-                    tail_lost=channel.take_tail_lost(),
+                    tail_lost=tail_lost,
                 )
             )
             self._apply()

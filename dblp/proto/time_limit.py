@@ -12,8 +12,8 @@ class TimeLimit:
 
     There are two looks.  At the time that such a round usually takes: when so much is missing that
     the bound cannot be met by the deadline at this pace, waiting for it would gain nothing but more
-    of what is not enough.  And at the deadline.  From then on the floor is the bound: what is there
-    is taken if it is the floor, else the round goes on until it is.
+    of what is not enough.  And at the deadline.  From such a look on the floor is the bound: what
+    is there is taken if it is the floor, else the round goes on until it is.
 
     *Commands*: `start`, `stop`.  *Inputs*: `bound_at`, `remember`.  *Getters*: `due`, `is_past`.
     """
@@ -50,8 +50,9 @@ class TimeLimit:
             self.due = self._deadline
             return needed
         self.due = None
-        self.is_past = True
-        return min(needed, plan.floor_needed(self._count))
+        bound = min(needed, plan.floor_needed(self._count))
+        self.is_past = bound < needed
+        return bound
 
     def remember(self, stream: int, elapsed_s: float, *, needed: int, got: int) -> None:
         """The round is over: how long it took, for the deadlines of later ones."""

@@ -253,7 +253,7 @@ def test_a_team_that_does_not_answer_is_ended_and_says_so_later() -> None:
         for pid in processes:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
-        with pytest.raises(PeerError, match="had not answered in time"):
+        with pytest.raises(PeerError, match="failed or not answered in time"):
             team.ask_all([], [], 1.0)
 
 

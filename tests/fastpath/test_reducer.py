@@ -1,42 +1,21 @@
-"""Norms, chunk energies and the mean over workers, against numpy and torch, byte for byte."""
+"""The mean over workers, against numpy and torch, byte for byte."""
 
 from __future__ import annotations
 
-import math
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+from tests.fastpath.gradients import (
+    ITEM_BYTES,
+    bfloat16_to_float32,
+    every_dtype,
+    float32_to_bfloat16,
+    random_gradients,
+    wide,
+)
 from tests.fastpath.implementations import both
-
-DTYPES = ["float16", "bfloat16", "float32", "float64"]
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
-
-
-def bfloat16_to_float32(stored: np.ndarray) -> np.ndarray:
-    return (stored.astype(np.uint32) << 16).view(np.float32)
-
-
-def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
-    torch = pytest.importorskip("torch")
-    return torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
-
-
-def random_gradients(rng: np.random.Generator, dtype: str, count: int) -> np.ndarray:
-    """`count` elements over many magnitudes, as stored."""
-    values = rng.standard_normal(count) * 10.0 ** rng.integers(-4, 4, count)
-    if dtype == "bfloat16":
-        return float32_to_bfloat16(values.astype(np.float32))
-    return values.astype(dtype)
-
-
-def wide(stored: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "bfloat16":
-        return bfloat16_to_float32(stored)
-    return stored.astype(np.float64 if dtype == "float64" else np.float32)
 
 
 def rank_order_mean(sources: list[np.ndarray], dtype: str, divisor: int) -> bytes:
@@ -45,75 +24,6 @@ def rank_order_mean(sources: list[np.ndarray], dtype: str, divisor: int) -> byte
         total += wide(source, dtype)
     total /= total.dtype.type(divisor)
     return (float32_to_bfloat16(total) if dtype == "bfloat16" else total.astype(dtype)).tobytes()
-
-
-# --- norms ---
-
-
-@both
-@every_dtype
-@pytest.mark.parametrize("count", [0, 1, 7, 1000, 70_001])
-def test_squared_norm(fastpath: ModuleType, dtype: str, count: int) -> None:
-    stored = random_gradients(np.random.default_rng(count), dtype, count)
-    expected = math.fsum(wide(stored, dtype).astype(np.float64) ** 2)
-    assert fastpath.squared_norm(stored, dtype) == pytest.approx(expected, rel=1e-12)
-
-
-@both
-def test_squared_norm_does_not_overflow_in_float32(fastpath: ModuleType) -> None:
-    assert fastpath.squared_norm(np.full(4, 1e30, np.float32), "float32") == pytest.approx(4e60)
-    assert fastpath.squared_norm(np.array([np.inf], np.float32), "float32") == math.inf
-    assert math.isnan(fastpath.squared_norm(np.array([np.nan, 1], np.float32), "float32"))
-
-
-@both
-@every_dtype
-def test_chunk_energy(fastpath: ModuleType, dtype: str) -> None:
-    stored = random_gradients(np.random.default_rng(5), dtype, 1001)
-    width = 64 // ITEM_BYTES[dtype]
-    energy = fastpath.chunk_energy(stored, dtype, 64)
-    assert energy.dtype == np.float32
-    assert energy.shape == (-(-1001 // width),)
-    squares = wide(stored, dtype).astype(np.float64) ** 2
-    expected = [squares[start : start + width].sum() for start in range(0, 1001, width)]
-    np.testing.assert_allclose(energy, expected, rtol=1e-6)
-    assert fastpath.chunk_energy(b"", dtype, 64).size == 0
-
-
-@both
-@every_dtype
-def test_energy_of_some_chunks_and_of_a_sample(fastpath: ModuleType, dtype: str) -> None:
-    stored = random_gradients(np.random.default_rng(5), dtype, 1001)
-    width = 64 // ITEM_BYTES[dtype]
-    last = -(-1001 // width) - 1
-    chunks = np.array([last, 0, 3], np.uint32)
-    every = fastpath.chunk_energy(stored, dtype, 64)
-    some = fastpath.chunk_energy(stored, dtype, 64, chunks=chunks)
-    np.testing.assert_array_equal(some, every[chunks])
-    sampled = fastpath.chunk_energy(stored, dtype, 64, chunks=chunks, sample_bytes=16)
-    squares = wide(stored, dtype).astype(np.float64) ** 2
-    part = width // 4
-    expected = [squares[i * width : i * width + part].sum() for i in chunks]
-    np.testing.assert_allclose(sampled, expected, rtol=1e-6)
-    whole = fastpath.chunk_energy(stored, dtype, 64, sample_bytes=1024)
-    np.testing.assert_array_equal(whole, every)
-
-
-@both
-def test_norms_refuse_misuse(fastpath: ModuleType) -> None:
-    with pytest.raises(ValueError, match="int32"):
-        fastpath.squared_norm(bytes(8), "int32")
-    with pytest.raises(ValueError, match="bytes"):
-        fastpath.squared_norm(bytes(7), "float32")
-    with pytest.raises(ValueError, match="chunk_bytes"):
-        fastpath.chunk_energy(bytes(8), "float32", 0)
-    with pytest.raises(ValueError, match="chunk_bytes"):
-        fastpath.chunk_energy(bytes(8), "float32", 12)
-    for sample_bytes in (0, 12, -8):
-        with pytest.raises(ValueError, match="sample_bytes"):
-            fastpath.chunk_energy(bytes(8), "float32", 8, sample_bytes=sample_bytes)
-    with pytest.raises(ValueError, match="1 chunks"):
-        fastpath.chunk_energy(bytes(8), "float32", 8, chunks=np.array([1], np.uint32))
 
 
 # --- the mean ---

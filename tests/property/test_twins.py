@@ -133,15 +133,26 @@ def test_ranges(content: bytes, ranges: Any, dtype: str, more: int, factor: floa
         np.testing.assert_array_equal(*(np.frombuffer(item[:whole], dtype) for item in sums))
 
 
-@given(st.binary(max_size=2000), DTYPES, st.sampled_from([0, 4, 8, 64, 1448]))
-def test_norms(content: bytes, dtype: str, chunk_bytes: int) -> None:
+SAMPLES = st.none() | st.tuples(st.sampled_from([0, 128, 384]), st.sampled_from([0, 128, 512]))
+CHUNKS = st.none() | st.lists(st.integers(0, 4), max_size=4)
+
+
+@given(st.binary(max_size=2000), DTYPES, st.sampled_from([0, 4, 8, 64, 1448]), SAMPLES, CHUNKS)
+def test_norms(
+    content: bytes,
+    dtype: str,
+    chunk_bytes: int,
+    sample: tuple[int, int] | None,
+    chunks: list[int] | None,
+) -> None:
     norms = [outcome(module.squared_norm, content, dtype) for module in (COMPILED, PYTHON)]
     if ValueError in norms:
         assert norms[0] == norms[1]
     else:
         np.testing.assert_allclose(norms[0], norms[1], rtol=1e-12)
     energies = [
-        outcome(module.chunk_energy, content, dtype, chunk_bytes) for module in (COMPILED, PYTHON)
+        outcome(module.chunk_energy, content, dtype, chunk_bytes, chunks=chunks, sample=sample)
+        for module in (COMPILED, PYTHON)
     ]
     if ValueError in energies:
         assert energies[0] == energies[1]

@@ -112,8 +112,7 @@ class DblpMesh(Team):
         """`count` all-reduces of `nbytes` bytes of float32, after `warmup` that are not reported.
 
         Raises `PeerTimeoutError` when they do not end within `limit_s`; the mesh is ended then.
-         Raises `PeerError` when a result is wrong or the ranks' results differ where they
-        must not.
+        Raises `PeerError` when a result is wrong or the ranks' results differ where they must not.
         """
         request = {"nbytes": nbytes, "count": count, "warmup": warmup, "tolerance": tolerance}
         answers = self.ask_all(self._roles, [request] * self.world, limit_s)

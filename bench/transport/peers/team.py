@@ -13,8 +13,8 @@ from bench.transport.peers.role import PeerError, PeerTimeoutError, Role
 class Team:
     """Roles that stay up between requests, so that their rounds can be interleaved with others'.
 
-    A team that does not answer in time is ended: what it goes on with would disturb whoever is
-    measured next, and its late answer would be taken for the answer to the next request.
+    A team that fails or does not answer in time is ended: what it goes on with would disturb who is
+    measured next, and a late answer would be taken for the answer to the next request.
     """
 
     patience_s = 2.0
@@ -29,21 +29,25 @@ class Team:
     ) -> list[dict[str, Any]]:
         """Every role's answer to its request.
 
-        Raises `PeerTimeoutError` when they do not all come within `limit_s`, and ends the team;
-        `PeerError` when a role has failed, or the team was ended.
+        Raises `PeerTimeoutError` when they do not all come within `limit_s`, `PeerError` when a
+        role fails or the team was ended before; it is ended then.
         """
         if not self._roles:
-            raise PeerError(f"{self.name}: was ended, because it had not answered in time")
-        for role, request in zip(roles, requests, strict=True):
-            role.tell(request)
+            raise PeerError(
+                f"{self.name}: was ended, because it had failed or not answered in time"
+            )
         ends = time.monotonic() + limit_s
         try:
+            for role, request in zip(roles, requests, strict=True):
+                role.tell(request)
             return [role.hear(max(ends - time.monotonic(), 0.0)) for role in roles]
         except PeerTimeoutError as error:
             self.close()
-            raise PeerTimeoutError(
-                f"{self.name}: not finished in {limit_s:.0f} s", limit_s
-            ) from error
+            text = f"{self.name}: not finished in {limit_s:.0f} s"
+            raise PeerTimeoutError(text, limit_s) from error
+        except PeerError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the processes, the last first. Safe to call twice."""

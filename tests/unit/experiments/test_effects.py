@@ -58,7 +58,7 @@ def test_a_sweep_is_read_against_the_usual_value() -> None:
     worst = found["P_high", "90%"]
     assert worst.instead_of == "40.8%" and worst.scores.mean == pytest.approx(-0.1)
     assert ("η", "0.5") not in found and found["η", "0.1"].pairs == 1
-    assert found["interval", "50"].instead_of == "as usual"
+    assert found["interval", "50"].instead_of == "the usual"
 
 
 def test_the_page_says_so_and_charts_what_does_best(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dblp.errors import LocalProtocolError
 from dblp.proto import ChunkLayout, send_order
-from dblp.proto.order import BLOCKS_WANTED, energy_of, rotation_step
+from dblp.proto.order import BLOCKS_WANTED, rotation_step
 from dblp.tolerance import Tolerance
 
 ROUNDS = 200
@@ -138,25 +138,60 @@ def test_a_large_round_is_ranked_by_block() -> None:
     assert {4, 5, 6, 7} <= set(first.tolist())
 
 
-def test_a_gradient_of_megabytes_is_ranked_by_a_sample() -> None:
-    """Blocks that differ by more than the sample's error come in the order of their energy."""
+def large_order(values: np.ndarray, round_id: int, *, seed: int = 0) -> np.ndarray:
+    """Of a gradient that is ranked by a sample, at 40 % and MTU 1500."""
+    layout = ChunkLayout(values.nbytes, 1448)
+    expected = Tolerance.of("40%")
+    order = send_order(
+        "magnitude", layout, round_id=round_id, seed=seed,
+        buffer=values.reshape(-1), dtype="float32", expected=expected,
+    )  # fmt: skip
+    assert np.array_equal(np.sort(order), np.arange(layout.count))
+    return order[: expected.needed(layout.count)]
+
+
+def test_a_sample_finds_the_strong_rows_of_an_embedding() -> None:
+    """A tenth of the rows has a gradient, as in a batch of words."""
     rng = np.random.default_rng(3)
-    chunk_bytes = 1448
-    count = 2 * BLOCKS_WANTED
-    blocks = -(-count // 16)
-    layout = ChunkLayout(16 * blocks * chunk_bytes, chunk_bytes)
-    values = rng.standard_normal((blocks, layout.nbytes // blocks // 4), np.float32)
-    strong = rng.permutation(blocks)[: blocks // 2]
-    values[strong] *= 1.5
-    read = energy_of(memoryview(values.ravel()).cast("B"), "float32", 16 * chunk_bytes)
-    assert set(np.argsort(-read)[: len(strong)].tolist()) == set(strong.tolist())
-    assert read[strong].mean() < (values[strong].astype(np.float64) ** 2).sum(axis=1).mean() / 6
-    chunks = np.array([7, 5], np.uint32)
-    some = energy_of(memoryview(values.ravel()).cast("B"), "float32", 16 * chunk_bytes, chunks)
-    assert np.array_equal(some, read[chunks])
-    values[5, 0] = np.nan
-    some = energy_of(memoryview(values.ravel()).cast("B"), "float32", 16 * chunk_bytes, chunks)
-    assert some[1] == np.inf
+    values = np.zeros((8000, 768), np.float32)
+    rows = rng.permutation(8000)[:800]
+    values[rows] = rng.standard_normal((800, 768), np.float32)
+    sent = np.zeros(values.size, bool)
+    for chunk in large_order(values, 0):
+        sent[chunk * 362 : chunk * 362 + 362] = True
+    energy = values.reshape(-1).astype(np.float64) ** 2
+    assert energy[sent].sum() > 0.97 * energy.sum()
+
+
+def test_what_is_strong_in_one_place_only_has_its_turn() -> None:
+    """Samples move from round to round: what one misses another one finds."""
+    values = np.ones((16 * 800, 362), np.float32)
+    values[160:176] = 1e-3
+    values[161, 40:60] = 30
+    found = sum(161 in large_order(values, round_id) for round_id in range(24))
+    assert found >= 3
+
+
+def test_ranks_agree_whatever_their_seeds_and_the_last_chunks_have_their_turn() -> None:
+    values = np.ones(33_000 * 362 - 100, np.float32)
+    kept = np.zeros(33_000, int)
+    for round_id in range(40):
+        order = large_order(values, round_id)
+        assert np.array_equal(order, large_order(values, round_id, seed=round_id + 2**70))
+        kept[order] += 1
+    assert kept.min() >= 0.4 * 40 and kept.max() <= 0.8 * 40
+
+
+def test_levels_of_what_is_huge_or_broken() -> None:
+    values = np.full((20, 16), 4e18, np.float32)  # the sum of its squares is near the largest float
+    values[3] = 8e18
+    values[5] = np.nan
+    values[7] = 0
+    order = send_order(
+        "magnitude", ChunkLayout(values.nbytes, 64), round_id=0, seed=0,
+        buffer=values.ravel(), dtype="float32", expected=Tolerance.of("10%"),
+    )  # fmt: skip
+    assert {3, 5} <= set(order[:9].tolist()) and 7 in order[18:]
 
 
 def test_an_unknown_order() -> None:

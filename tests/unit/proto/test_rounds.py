@@ -231,6 +231,17 @@ def test_big_rounds_announce_and_stop_both_ways(fastpath: ModuleType, trusted: b
         assert paths[0] is (Path.DATAGRAM if trusted else Path.BOTH)
 
 
+def test_trust_ends_with_the_first_loss(fastpath: ModuleType) -> None:
+    pair = Pair(fastpath, chunk_bytes=64)
+    pair.a.session.trust_datagrams()
+    pair.a.channel.set_loss(0, 0, 0, 1)
+    pair.b.channel.set_loss(300_000, 1, 1, 7)
+    pair.exchange(numbers(1100 * 64))
+    pair.exchange(numbers(1100 * 64), round_id=2)
+    paths = {f.round: path for f, path in reversed(pair.a.sent_frames) if isinstance(f, Open)}
+    assert paths == {1: Path.DATAGRAM, 2: Path.BOTH}
+
+
 def test_a_long_stop_follows_on_tcp(fastpath: ModuleType) -> None:
     """The sender stops at the short STOP and learns later what was missing."""
     pair = Pair(fastpath, config=TransportConfig(order="random"), model=Model(reliable_delay_s=0.1))

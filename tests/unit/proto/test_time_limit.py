@@ -60,6 +60,7 @@ def test_a_fixed_deadline_has_one_look() -> None:
 def test_the_floor_never_raises_the_bound() -> None:
     limit = started(Deadline(floor="10%"))
     assert limit.bound_at(7.2, accepted=10, needed=NEEDED) == NEEDED
+    assert not limit.is_past
 
 
 def test_a_stopped_limit_wants_nothing_and_remembers_the_pace() -> None:
