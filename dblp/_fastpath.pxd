@@ -194,6 +194,7 @@ cdef struct ChannelState:
     double pacing_rate
     int64_t next_send_ns
     int64_t last_progress_ns
+    bint hasty                  # the last request was right: something had been lost
     int64_t request_interval_ns
     uint32_t drained_since_credit
     uint64_t credited_sequence  # received_sequence of the last credit

@@ -181,7 +181,7 @@ class Channel:
     """Bytes per second that we may send; 0 = no pacing."""
     request_interval_ns: int
     """A transmitter that is blocked on credit asks for it after this long without progress (default
-    2 ms)."""
+    2 ms); after a quarter of it while what it asks for shows that datagrams are lost."""
 
     # receive side
     def open_receive(

@@ -95,6 +95,8 @@ class ChannelState:
         self._has_new_work = False
         self._window_limited = False
         self._tail_lost = False
+        self._has_asked = False
+        self._hasty = False
 
     @property
     def window(self) -> int:

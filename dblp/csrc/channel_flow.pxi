@@ -175,6 +175,7 @@ cdef class _ChannelFlow:
         if wants_request(s, now_ns):
             s.last_progress_ns = now_ns
             credit_datagram(s, True, header, now_ns)
+            s.requests_unanswered += 1
             s.counters[C_REQUESTS_SENT] += 1
             out.append(PyBytes_FromStringAndSize(<char *> header, HEADER))
         allowed = allowance(s, now_ns)

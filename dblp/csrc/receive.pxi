@@ -95,10 +95,12 @@ cdef void handle_credit(ChannelState *s, const uint8_t *header, int64_t now) noe
         return
     s.counters[C_CREDITS_RECEIVED] += 1
     s.last_progress_ns = now
-    s.requests_unanswered = 0
     sequence = min(extend32(s.acknowledged, get32(header + 8)), s.sent_sequence)
     if header[1] & FLAG_UNTIMED and sequence > s.acknowledged:
-        s.tail_lost = True
+        s.tail_lost = s.hasty = True
+    elif s.requests_unanswered:
+        s.hasty = False
+    s.requests_unanswered = 0
     grant_credit(
         s, sequence, extend32(s.limit, get32(header + 12)),
         -1 if header[1] & FLAG_UNTIMED else now,

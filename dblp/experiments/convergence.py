@@ -19,8 +19,8 @@ REFERENCES = ("exact", "none")
 """Names of the setting that loses nothing."""
 
 WORTH_A_SENTENCE = (
-    "baseline", "paper", "ours", "forgetful", "common", "best", "best-60", "contributors",
-    "warm-up", "warm-up-contributors",
+    "baseline", "paper", "ours", "forgetful", "common", "best", "more-80", "more-60",
+    "contributors", "warm-up",
 )  # fmt: skip
 """Names of the settings that are compared with exact in words."""
 

@@ -285,6 +285,36 @@ def test_a_lost_tail_is_known_from_the_answer_to_a_request(fastpath: ModuleType)
 
 
 @both
+def test_requests_come_sooner_while_they_find_losses(fastpath: ModuleType) -> None:
+    channel, peer = pair(fastpath)
+    slot = channel.open_transmit(0, 7, bytes(20 * channel.chunk_bytes))
+    channel.grant(0, 1000)
+    channel.cwnd = 2
+    channel.queue(slot, np.arange(20, dtype=np.uint32))
+    now = 0
+
+    def lose(data: bool) -> int:
+        """Sends a window; loses it, or its credit; returns how long it takes until the request."""
+        nonlocal now
+        sent = channel.collect(100, now)
+        assert len(sent) == 2
+        if not data:
+            peer.ingest(sent, now)
+            peer.collect(100, now)
+        began, now = now, channel.next_deadline_ns(now)
+        assert channel.collect(100, now - 1) == []
+        request = channel.collect(100, now)
+        assert kinds_of(fastpath, request) == [REQUEST]
+        peer.ingest(request, now)
+        channel.ingest(peer.collect(100, now), now)
+        return now - began
+
+    assert [lose(data) for data in (True, True, False, False, True)] == [
+        2 * MS, MS // 2, MS // 2, 2 * MS, 2 * MS,
+    ]  # fmt: skip
+
+
+@both
 def test_next_deadline_is_now_while_something_can_leave(fastpath: ModuleType) -> None:
     channel, slot, _ = sender(fastpath)
     assert channel.next_deadline_ns(5) == -1
