@@ -150,14 +150,15 @@ def energy_of(
     if nbytes >= SAMPLED_BYTES_MIN and chunk_bytes >= SAMPLED_CHUNK_BYTES_MIN:
         sample = (turn * PIECE % SAMPLE_STRIDE, SAMPLE_STRIDE)
     energy = fastpath.chunk_energy(buffer, dtype, chunk_bytes, chunks=chunks, sample=sample)
-    if sample is not None:
-        energy *= SAMPLE_STRIDE // PIECE
     short = nbytes % chunk_bytes
-    if short:
-        last = np.array([nbytes // chunk_bytes], np.uint32)
-        whole = fastpath.chunk_energy(buffer, dtype, chunk_bytes, chunks=last)
-        where = slice(-1, None) if chunks is None else chunks == last
-        energy[where] = whole * np.float32(chunk_bytes / short)
+    with np.errstate(over="ignore"):
+        if sample is not None:
+            energy *= SAMPLE_STRIDE // PIECE
+        if short:
+            last = np.array([nbytes // chunk_bytes], np.uint32)
+            whole = fastpath.chunk_energy(buffer, dtype, chunk_bytes, chunks=last)
+            where = slice(-1, None) if chunks is None else chunks == last
+            energy[where] = whole * np.float32(chunk_bytes / short)
     energy[np.isnan(energy)] = np.inf  # a broken chunk is worth telling
     return energy
 
