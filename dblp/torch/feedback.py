@@ -41,12 +41,14 @@ class _Residual:
     ranges: _Pairs
     values: torch.Tensor
     """The elements of `ranges`, one after the other, unscaled."""
+    room: torch.Tensor | None = None
+    """What `values` is the beginning of; free when it is owed no more."""
 
 
 class ErrorFeedback:
     """Residuals of all buckets.
 
-    *Commands*: `add_to`, `capture`, `settle`, `commit`, `discard`, `load_state_dict`.
+    *Commands*: `add_to`, `copy_of`, `capture`, `settle`, `commit`, `discard`, `load_state_dict`.
     *Getters*: `state_dict`.
 
     A bucket is known by the names of its parameters, never by its index: DDP rebuilds its buckets
@@ -58,6 +60,9 @@ class ErrorFeedback:
         self._new: dict[tuple[str, ...], _Residual] = {}
         self._loose: dict[str, torch.Tensor] = {}
         """Residuals of parameters whose bucket has not been seen yet."""
+        # Memory that is kept: fresh memory is cleared by the kernel, page by page, in every step.
+        self._copies: dict[tuple[str, ...], torch.Tensor] = {}
+        self._rooms: dict[tuple[str, ...], torch.Tensor] = {}
         self._lock = threading.Lock()
         self.is_needed = False
         """Whether anything may be owed: a round that may lose chunks has begun.  The same on all
@@ -83,12 +88,22 @@ class ErrorFeedback:
             gradient.copy_(wide)
 
     @torch.no_grad()
+    def copy_of(self, gradient: torch.Tensor, layout: BucketLayout) -> torch.Tensor:
+        """What is being sent, for `capture`; valid until the bucket's next step."""
+        kept = self._copies.get(layout.names)
+        if kept is None or kept.shape != gradient.shape or kept.dtype != gradient.dtype:
+            kept = self._copies[layout.names] = torch.empty_like(gradient)
+        return kept.copy_(gradient)
+
+    @torch.no_grad()
     def capture(
         self, sent: torch.Tensor, layout: BucketLayout, lost: Ranges, *, scale: float = 1.0
     ) -> None:
         """Remembers what of `sent` is not in the mean, until `commit` or `discard`."""
         ranges = _pairs(lost)
-        packed = torch.empty(int((ranges[:, 1] - ranges[:, 0]).sum()), dtype=sent.dtype)
+        count = int((ranges[:, 1] - ranges[:, 0]).sum())
+        room = self._room(layout, count, sent.dtype)
+        packed = room[:count]
         view, dtype = byte_view_of(sent.detach(), what="gradient", writable=False)
         there, _ = byte_view_of(packed, what="residual", writable=True)
         fastpath.gather_ranges(view, ranges, there, dtype)
@@ -99,7 +114,15 @@ class ErrorFeedback:
             # A gradient and what is owed may overflow together, and an infinite debt would come
             # back in every step.
             values[~torch.isfinite(values)] = 0.0
-        self._new[layout.names] = _Residual(layout, ranges, values)
+        kept = room if values.data_ptr() == room.data_ptr() else None
+        self._new[layout.names] = _Residual(layout, ranges, values, kept)
+
+    def _room(self, layout: BucketLayout, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for `count` values."""
+        room = self._rooms.pop(layout.names, None)
+        if room is None or room.numel() < count or room.dtype != dtype:
+            room = torch.empty(min(count + count // 8, layout.numel), dtype=dtype)
+        return room
 
     def settle(self, layout: BucketLayout) -> None:
         """The bucket's residual travels in a round that delivers everything: nothing is owed when
@@ -108,18 +131,30 @@ class ErrorFeedback:
 
     def commit(self) -> None:
         """The step counts: its residuals replace those that its gradients had taken up."""
+        for names in self._new:
+            self._free(self._known.get(names))
         self._known.update(self._new)
         self._new.clear()
 
     def discard(self) -> None:
         """The step does not count: what was known before it is still owed."""
+        for residual in self._new.values():
+            self._free(residual)
         self._new.clear()
+
+    def _free(self, residual: _Residual | None) -> None:
+        """Its memory is for the bucket's next one."""
+        if residual is not None and residual.room is not None:
+            self._rooms[residual.layout.names] = residual.room
 
     def _move_in(self, layout: BucketLayout) -> None:
         """Gives a new bucket the residuals of its parameters, wherever they are."""
         wanted = set(layout.names)
         for names in [names for names in self._known if wanted.intersection(names)]:
             self._loose.update(_by_parameter(self._known.pop(names)))
+        for kept in (self._copies, self._rooms):
+            for names in [names for names in kept if wanted.intersection(names)]:
+                del kept[names]
         found = [slot for slot in layout.slots if slot.name in self._loose]
         values = []
         for slot in found:

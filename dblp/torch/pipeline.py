@@ -102,7 +102,8 @@ class BucketPipeline:
                     feedback.settle(layout)
             wire = self._on_the_wire(host)
             if owing is not None and not work.tolerance.is_exact and wire is host:
-                work.sent = host.clone()  # the mean is written over what is sent
+                feedback, layout = owing
+                work.sent = feedback.copy_of(host, layout)  # the mean is written over what is sent
             self._exchange(work, host, wire, norm)
         except Exception as error:
             self._fail(work, error)

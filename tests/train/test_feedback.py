@@ -117,3 +117,31 @@ def test_subtracting_ranges(flags: list[tuple[bool, bool]]) -> None:
     covered = {place for start, stop in left for place in range(start, stop)}
     assert covered == {place for place, (a, b) in enumerate(flags) if a and not b}
     assert all(start < stop for start, stop in left)
+
+
+def test_memory_is_kept_from_step_to_step_and_belongs_to_one_debt_at_a_time() -> None:
+    """Fresh memory for a copy of every gradient is touched page by page in every step."""
+    feedback = ErrorFeedback()
+    copies, rooms = set(), set()
+    for step in range(6):
+        gradient = torch.full((10,), float(step + 1))
+        feedback.add_to(gradient, LAYOUT)
+        before = gradient.clone()
+        sent = feedback.copy_of(gradient, LAYOUT)
+        copies.add(sent.data_ptr())
+        gradient.zero_()  # the mean is written over it
+        assert torch.equal(sent, before)
+        feedback.capture(sent, LAYOUT, ((2, 4), (5, 9)))
+        if step == 3:
+            feedback.discard()
+            continue
+        feedback.commit()
+        rooms.add(feedback._known[LAYOUT.names].values.data_ptr())
+        owed = [0.0] * 10
+        for index in (2, 3, 5, 6, 7, 8):
+            owed[index] = before[index].item()
+        assert added(feedback) == owed
+    assert len(copies) == 1 and len(rooms) == 2
+    other = BucketLayout((Slot("a", 0, 4),))
+    feedback.add_to(torch.zeros(4), other)
+    assert not feedback._copies and not feedback._rooms
