@@ -1,0 +1,110 @@
+"""Round-trip samples: which datagram a credit answers, and what of the time is the path's."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+
+from tests.fastpath.channels import (
+    MS,
+    TAG_A,
+    Datagrams,
+    pair,
+    sender,
+)
+from tests.fastpath.implementations import both
+
+
+@both
+def test_a_credit_that_covers_a_turn_is_a_round_trip_sample(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath)
+    peer = Datagrams(fastpath, TAG_A)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.collect(3, 100)
+    channel.collect(3, 200)
+    channel.collect(3, 300)
+    channel.ingest([peer.credit(2, 1000)], 1000)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+    channel.ingest([peer.credit(3, 1000)], 1100)
+    channel.ingest([peer.credit(3, 1000)], 1200)
+    channel.ingest([peer.credit(9, 1000)], 1400)
+    assert channel.take_rtt_ns() == (1000, 1100, 2)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+
+
+@both
+def test_a_sample_belongs_to_the_turn_that_sent_what_is_acknowledged(fastpath: ModuleType) -> None:
+    """The end of the first turn is lost; a pass later a credit covers it and a part of the next."""
+    channel, slot, _ = sender(fastpath)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.collect(3, 0)
+    channel.collect(3, 100 * MS)
+    channel.ingest([Datagrams(fastpath, TAG_A).credit(5, 1000)], 101 * MS)
+    assert channel.take_rtt_ns() == (MS, MS, 1)
+
+
+@both
+def test_a_grant_has_no_time_and_gives_no_sample(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.collect(3, 5 * MS)
+    channel.grant(3, 1000)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+    channel.ingest([Datagrams(fastpath, TAG_A).credit(3, 1000)], 9 * MS)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+
+
+@both
+def test_the_smallest_sample_leaves_the_peers_host_out(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath)
+    peer = Datagrams(fastpath, TAG_A)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    channel.collect(3, 0)
+    channel.collect(3, 0)
+    channel.ingest([peer.credit(3, 1000, held=10)], 100_000)
+    assert channel.take_rtt_ns() == (100_000 - 40_960, 100_000, 1)
+    channel.ingest([peer.credit(6, 1000, held=65535)], 200_000)
+    assert channel.take_rtt_ns() == (0, 200_000, 1)
+
+
+@both
+def test_a_credit_says_how_long_the_newest_data_was_held(fastpath: ModuleType) -> None:
+    channel, _ = pair(fastpath)
+    peer = Datagrams(fastpath, TAG_A)
+
+    def held(now: int) -> int:
+        (credit,) = channel.collect(9, now)
+        return fastpath.parse_datagram(credit)[2]
+
+    channel.ingest([peer.data(bytes(64), chunk=0)], MS)
+    assert held(MS) == 0
+    channel.ingest([peer.data(bytes(64), chunk=0)], 2 * MS)
+    assert held(2 * MS + 4096 * 7 + 4095) == 7
+    channel.ingest([peer.data(bytes(64), chunk=0)], 3 * MS)
+    assert held(3 * MS + 4096 * 70_000) == 65535
+    # An older one does not count: the credit speaks of the newest.
+    channel.ingest([peer.data(bytes(64), chunk=0, sequence=2)], 900 * MS)
+    assert held(3 * MS + 4096 * 100) == 100
+
+
+@both
+def test_a_sequence_that_never_arrived_was_not_held(fastpath: ModuleType) -> None:
+    """Neither a request nor a probe says when its newest datagram would have come."""
+    channel, _ = pair(fastpath)
+    peer = Datagrams(fastpath, TAG_A)
+
+    def held(now: int) -> int:
+        (credit,) = channel.collect(9, now)
+        return fastpath.parse_datagram(credit)[2]
+
+    channel.ingest([peer.request(0)], 500 * MS)
+    assert held(500 * MS) == 0
+    channel.ingest([peer.data(bytes(64), chunk=0)], 600 * MS)
+    channel.ingest([peer.request(9)], 700 * MS)
+    assert held(700 * MS) == 0
+    channel.ingest([peer.data(bytes(64), chunk=0, sequence=10)], 800 * MS)
+    channel.sync_received(12)
+    channel.ingest([peer.request(12)], 900 * MS)
+    assert held(900 * MS) == 0
