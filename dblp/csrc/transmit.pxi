@@ -305,7 +305,7 @@ cdef bint wants_request(ChannelState *s, int64_t now) noexcept nogil:
 
 
 cdef inline int64_t request_wait(ChannelState *s) noexcept nogil:
-    """A quarter of the interval while requests find losses: to wait costs more than to ask in vain."""
+    """A quarter of the interval while requests find losses: waiting costs more than asking then."""
     return s.request_interval_ns >> 2 if s.hasty else s.request_interval_ns
 
 

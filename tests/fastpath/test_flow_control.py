@@ -1,4 +1,4 @@
-"""Credit, requests, congestion window, pacing and round-trip samples; all without a socket."""
+"""Credit, requests, congestion window and pacing; all without a socket."""
 
 from __future__ import annotations
 
