@@ -77,7 +77,7 @@ class OurSettings:
     common: Setting
     """A mean that may lack chunks too, for all ranks the same: as few bytes as in the paper."""
     best: Setting
-    """What does best at a high tolerance."""
+    """What did best on GPT-2 at a high tolerance (`high-loss`)."""
 
     @classmethod
     def between(cls, low: str, high: str) -> OurSettings:
