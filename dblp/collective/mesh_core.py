@@ -196,7 +196,8 @@ class MeshCore:
         if served and self.server is not None:
             self.server.peer_lost(rank, error, now=now)
         else:
-            self.workers[rank].fail(error)
+            if rank in self.workers:  # else the others are still connecting
+                self.workers[rank].fail(error)
             if rank in self._left:
                 return
         self.collect()

@@ -158,7 +158,10 @@ class Driver:
         if isinstance(frame, Heartbeat):
             link.stall = frame.stall
         elif not link.failed:
-            self._give(link, frame, self.now())
+            now = self.now()
+            self._give(link, frame, now)
+            if link.session.error is not None:  # the owner knows before any command, or other link
+                self._feed(link, now)
             self.kick()
 
     def _give(self, link: PeerLink, frame: AnyFrame, now: float) -> None:

@@ -47,8 +47,8 @@ class Session:
     `stall`, `late_frames`.
 
     Inputs never raise.  A frame that the peer must not send, or its Abort, ends the session: look
-    at `error` after the events.  After an abort inputs do nothing, commands raise
-    LocalProtocolError, and there is no timer and no frame to take (T1).
+    at `error` after the events.  After an abort inputs do nothing, `arm` and `send` raise `error`,
+    and there is no timer and no frame to take (T1).
     """
 
     def __init__(
@@ -370,9 +370,7 @@ class Session:
 
     def _check_alive(self) -> None:
         if self.error is not None:
-            raise LocalProtocolError(
-                f"the session with {self.peer} is over ({self.error}): connect again"
-            ) from self.error
+            raise self.error
 
     def _order(
         self,

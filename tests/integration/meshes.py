@@ -15,6 +15,22 @@ from tests.integration.cluster import LIMIT_S, results
 __all__ = ["MeshGroup", "connect_all"]
 
 
+QUICK = TransportConfig(connect_timeout_s=2.0, timeout_s=15)
+
+
+def open_meshes(stack: ExitStack, *options: dict[str, Any]) -> list[dblp.Mesh]:
+    """One mesh per entry, listening."""
+    return [
+        stack.enter_context(
+            dblp.Mesh(
+                **{"rank": rank, "world": len(options), "listen": "127.0.0.1:0", "config": QUICK}
+                | each
+            )
+        )
+        for rank, each in enumerate(options)
+    ]
+
+
 class MeshGroup:
     """`world` meshes on loopback, connected; `with` closes them all."""
 

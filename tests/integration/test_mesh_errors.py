@@ -13,25 +13,10 @@ import pytest
 import dblp
 from dblp.config import TransportConfig
 from tests.integration.cluster import errors, gradients
-from tests.integration.meshes import MeshGroup, connect_all
+from tests.integration.meshes import QUICK, MeshGroup, connect_all, open_meshes
 from tests.integration.processes import mesh_job
 
 SOON_S = 5.0
-
-QUICK = TransportConfig(connect_timeout_s=2.0, timeout_s=15)
-
-
-def open_meshes(stack: ExitStack, *options: dict[str, Any]) -> list[dblp.Mesh]:
-    """One mesh per entry, listening."""
-    return [
-        stack.enter_context(
-            dblp.Mesh(
-                **{"rank": rank, "world": len(options), "listen": "127.0.0.1:0", "config": QUICK}
-                | each
-            )
-        )
-        for rank, each in enumerate(options)
-    ]
 
 
 @pytest.mark.parametrize(

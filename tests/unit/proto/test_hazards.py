@@ -280,9 +280,9 @@ def test_after_an_abort_nothing_is_pending(fastpath: ModuleType) -> None:
     pair.a.session.on_progress(now=2.0)
     pair.a.session.on_timeout(now=99.0)
     assert pair.a.session.take_events() == []
-    with pytest.raises(LocalProtocolError, match="rank 1 is gone"):
+    with pytest.raises(RoundAbortedError, match="rank 1 is gone"):
         pair.send(data, round_id=2)
-    with pytest.raises(LocalProtocolError, match="connect again"):
+    with pytest.raises(RoundAbortedError, match="rank 1 is gone"):
         pair.arm(data, round_id=2)
 
 
