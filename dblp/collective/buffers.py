@@ -7,6 +7,8 @@ they are made, and go from round to round afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,7 +24,7 @@ RETAIN_BYTES = 64 << 20
 class BufferPool:
     """A pool of uint8 arrays by exact size in bytes.
 
-    Commands: `acquire`, `release`, `clear`.  Getters: the counts below.
+    Commands: `acquire`, `reserve`, `release`, `clear`.  Getters: the counts below.
 
     An acquired buffer holds whatever the last round left in it.  Idle buffers are dropped, the
     longest unused size first, once they hold more than `retain_bytes` and more than twice the most
@@ -68,6 +70,15 @@ class BufferPool:
         self._in_use_bytes += nbytes
         self._peak_bytes = max(self._peak_bytes, self._in_use_bytes)
         return buffer
+
+    def reserve(self, sizes: Iterable[int], *, copies: int) -> None:
+        """Makes `copies` buffers of each size at once.
+
+        Raises MemoryError when the machine has not got them.
+        """
+        made = [self.acquire(nbytes) for nbytes in sizes for _ in range(copies)]
+        for buffer in made:
+            self.release(buffer)
 
     def release(self, buffer: npt.NDArray[np.uint8]) -> None:
         """Gives back a buffer that nothing reads or writes any more."""

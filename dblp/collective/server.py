@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..config import TransportConfig
 from ..errors import (
@@ -26,6 +26,7 @@ from ..stats import RoundReport
 from ..wire import Bye
 from .admission import Admission, Job, tell
 from .server_core import Downlink, MissingRule, NormSource, ServerCore
+from .server_round import MEANS_HELD
 
 __all__ = ["ParameterServer"]
 
@@ -146,6 +147,7 @@ class ParameterServer:
         fingerprint: str = "",
         impairment: Impairment | None = None,
         on_report: ReportSink | None = None,
+        reserve: Sequence[int] = (),
     ) -> None:
         """Listens; workers may connect as soon as this returns.
 
@@ -165,30 +167,28 @@ class ParameterServer:
             impairment: faults to inject into what arrives here.
             on_report: called with every `RoundReport`, on the transport's thread: short, and it
                 must not wait for the transport.
+            reserve: sizes in bytes of the gradients that are averaged at the same time (one per
+                stream).  Their buffers are made here, so that the first rounds need not wait for
+                fresh memory.
 
         Raises:
             ConfigError: a bad argument, or an address that cannot be used.
+            MemoryError: the machine has not got what `reserve` asks for.
         """
         self.config = config if config is not None else TransportConfig()
         _check_workers(workers)
-        check_choice("downlink", downlink, ("exact", "common", "lossy"))
-        check_choice("rule", rule, ("zero", "contributors"))
-        check_choice("norm", norm, ("sent", "received"))
+        _check_sizes("reserve", reserve)
+        _check_choices(downlink, rule, norm)
         chosen = policy if policy is not None else FixedTolerance(0)
         self.reports: deque[RoundReport] = deque(maxlen=REPORTS_KEPT)
         """The newest reports; read it from any thread."""
         self._on_report = on_report
         self._over = threading.Event()
-        host, port = parse_address(address)
         core = ServerCore(
-            world=workers,
-            policy=chosen,
-            config=self.config,
-            downlink=downlink,
-            rule=rule,
-            norm=norm,
-            rng=random.Random(self.config.seed),
-        )
+            world=workers, policy=chosen, config=self.config, downlink=downlink, rule=rule,
+            norm=norm, rng=random.Random(self.config.seed),
+        )  # fmt: skip
+        core.pool.reserve(reserve, copies=workers + MEANS_HELD)
         terms = Terms(
             world=workers,
             downlink=downlink,
@@ -197,7 +197,7 @@ class ParameterServer:
             order=self.config.order,
             timeout_s=self.config.timeout_s,
         )
-        acceptor = Acceptor(host, port, self.config, impairment)
+        acceptor = Acceptor(*parse_address(address), self.config, impairment)
         self.address = acceptor.address
         """Where it listens, as "host:port"; hand this to the workers."""
         job = Job(ranks=tuple(range(workers)), world=workers, fingerprint=fingerprint)
@@ -287,6 +287,19 @@ def report_keeper(reports: deque[RoundReport], on_report: ReportSink | None) -> 
 def _check_workers(workers: object) -> None:
     if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= 254:
         raise ConfigError(f"workers is {workers!r}: choose an integer from 1 to 254")
+
+
+def _check_sizes(name: str, sizes: Sequence[int]) -> None:
+    """ConfigError unless `sizes` are sizes in bytes."""
+    known = isinstance(sizes, Sequence) and not isinstance(sizes, str | bytes)
+    if not known or not all(type(size) is int and size >= 0 for size in sizes):
+        raise ConfigError(f"{name} is {sizes!r}: give sizes in bytes, such as [gradient.nbytes]")
+
+
+def _check_choices(downlink: object, rule: object, norm: object) -> None:
+    check_choice("downlink", downlink, ("exact", "common", "lossy"))
+    check_choice("rule", rule, ("zero", "contributors"))
+    check_choice("norm", norm, ("sent", "received"))
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

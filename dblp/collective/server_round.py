@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from .buffers import BufferPool
 
-__all__ = ["ServerRound", "Stage"]
+__all__ = ["MEANS_HELD", "ServerRound", "Stage"]
+
+MEANS_HELD = 2
+"""Means of a stream that exist at once: one goes down while the next comes up."""
 
 
 class Stage(Enum):

@@ -113,6 +113,7 @@ def _run_model(
                 network.SERVER_HOST,
                 network.WORKER_HOSTS,
                 downlink="lossy",
+                nbytes=model.parameters * 4,
                 **options,  # type: ignore[arg-type]
             )
         )

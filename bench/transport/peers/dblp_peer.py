@@ -71,6 +71,8 @@ class DblpStar(Team):
     """A parameter server on one host and one worker on each of `worker_hosts` (lab None: loopback).
 
     `policy` is "fixed:0.8%" or "adaptive:0.8%:40.8%"; `config` holds fields of TransportConfig.
+    Gradients of `nbytes` bytes, and the server's buffers for them, are there before the first
+    round, as in a training; of other sizes they are made in their first round.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class DblpStar(Team):
         policy: str = "fixed:0",
         downlink: str = "exact",
         config: Mapping[str, Any] | None = None,
+        nbytes: int = 0,
     ) -> None:
         super().__init__("dblp")
         self.policy = policy
@@ -91,6 +94,7 @@ class DblpStar(Team):
             "config": dict(config or {}),
             "policy": policy,
             "downlink": downlink,
+            "nbytes": nbytes,
             "workers": len(worker_hosts),
             "world": len(worker_hosts),
             "exact": policy in ("fixed:0", "fixed:0%"),

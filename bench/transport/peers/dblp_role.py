@@ -75,6 +75,7 @@ def serve(options: Mapping[str, Any]) -> None:
         policy=policy_of(options["policy"]),
         downlink=options["downlink"],
         config=transport_config(options["config"]),
+        reserve=[options["nbytes"]] if options["nbytes"] else [],
     )
     with server:
         _answer(address=server.address)
@@ -86,9 +87,10 @@ def work(options: Mapping[str, Any]) -> None:
     """A worker that runs rounds on request until the pipe closes."""
     config = transport_config(options["config"])
     with dblp.Worker(options["address"], rank=options["rank"], config=config) as worker:
-        _answer(rank=options["rank"])
         tile = tile_of(options["rank"])
-        buffer = np.empty(0, dtype=np.float32)
+        buffer = np.empty(options["nbytes"] // 4, dtype=np.float32)
+        fill(buffer, tile)
+        _answer(rank=options["rank"])
         for line in sys.stdin:
             request = json.loads(line)
             elements = request["nbytes"] // 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dblp.collective.server_round import MEANS_HELD
 from dblp.phase import FixedTolerance
 from dblp.wire import Open, Ready, Stop
 
@@ -47,6 +48,18 @@ def test_buffers_are_made_once_per_layout(percent: str) -> None:
         for stream in (0, 1):
             cluster.all_reduce([gradient(rank, 5000) for rank in range(3)], stream=stream)
     assert cluster.server.pool.allocations <= 2 * per_stream
+
+
+@pytest.mark.parametrize("count", [0, 5000])
+def test_reserved_buffers_are_all_that_rounds_take(count: int) -> None:
+    cluster = Cluster(3)
+    cluster.server.pool.reserve([4 * count, 4 * count], copies=3 + MEANS_HELD)
+    made = cluster.server.pool.allocations
+    assert made == 2 * (3 + 2) and cluster.server.pool.in_use == 0
+    for _ in range(4):
+        for stream in (0, 1):
+            cluster.all_reduce([gradient(rank, count) for rank in range(3)], stream=stream)
+    assert cluster.server.pool.allocations == made
 
 
 def test_every_chunk_travels_once() -> None:
