@@ -194,7 +194,7 @@ cdef struct ChannelState:
     double pacing_rate
     int64_t next_send_ns
     int64_t last_progress_ns
-    bint hasty                  # the last request was right: something had been lost
+    bint hasty                  # the last answer to a request told of a loss
     int64_t request_interval_ns
     uint32_t drained_since_credit
     uint64_t credited_sequence  # received_sequence of the last credit
@@ -205,6 +205,7 @@ cdef struct ChannelState:
     uint32_t times_head
     uint32_t times_tail
     int64_t rtt_min_ns
+    int64_t path_min_ns         # smallest round trip of all, without the peer's delay; 0: unknown
     int64_t rtt_last_ns
     int64_t rtt_count
     int64_t path_sum_ns

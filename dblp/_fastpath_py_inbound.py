@@ -177,11 +177,11 @@ class ReceivingChannel(ChannelState):
         seen = min(extend_serially(self.acknowledged, round, 32), self.sent_sequence)
         if not flags & FLAG_CREDIT_UNTIMED:  # Karn's rule
             self._round_trips.covered(seen, now_ns, host_delay_ns)
-        if flags & FLAG_CREDIT_UNTIMED and seen > self.acknowledged:
-            self._tail_lost = self._hasty = True
-        elif self._has_asked:
-            self._hasty = False
-        self._has_asked = False
+        lost = bool(flags & FLAG_CREDIT_UNTIMED) and seen > self.acknowledged
+        self._tail_lost |= lost
+        if self._requests_unanswered:
+            self._hasty = lost
+        self._requests_unanswered = 0
         self.grant(seen, extend_serially(self.limit, chunk, 32))
         self._progress_ns = now_ns
 

@@ -14,6 +14,9 @@ from ._fastpath_py_socket import MAX_BATCH_BYTES, MAX_SEGMENTS, Datagram
 from ._fastpath_py_state import HOST_DELAY_UNIT_NS, LOW_32, ChannelState, check_round
 from .wire import FLAG_CREDIT_REQUEST, FLAG_CREDIT_UNTIMED, HEADER_BYTES, KIND_CREDIT, KIND_DATA
 
+HASTY_REQUESTS = 8
+"""So many, and none was answered: the peer is not there."""
+
 
 class SendingChannel(ChannelState):
     """Transmit slots, flow control, outgoing credit and credit requests."""
@@ -179,8 +182,12 @@ class SendingChannel(ChannelState):
     @property
     def _request_wait_ns(self) -> int:
         """While requests find losses, a quarter of the interval: waiting costs more than asking in
-        vain."""
-        return self._request_interval_ns // 4 if self._hasty else self._request_interval_ns
+        vain.  But no answer comes sooner than a round trip, and a silent peer is not asked for
+        ever."""
+        interval_ns = self._request_interval_ns
+        if self._hasty and self._requests_unanswered < HASTY_REQUESTS:
+            return min(max(interval_ns // 4, self._round_trips.shortest_ns), interval_ns)
+        return interval_ns
 
     def _progressed_ns(self, now_ns: int) -> int:
         """Time of the last progress.  On a socket new work counts: nothing was blocked before."""
@@ -192,7 +199,7 @@ class SendingChannel(ChannelState):
     def _take_request(self, now_ns: int) -> bytes:
         """The credit request that is due."""
         self._progress_ns = now_ns
-        self._has_asked = True
+        self._requests_unanswered += 1
         self._counters["credit_requests_sent"] += 1
         newest = self.sent_sequence & LOW_32
         return self._pack(KIND_CREDIT, FLAG_CREDIT_REQUEST, 0, newest, 0, b"")

@@ -260,6 +260,8 @@ class RoundTrips:
         self._smallest = self._last = self._number = 0
         self._path_sum = self._path_number = 0
         self._newest = 0
+        self.shortest_ns = 0
+        """Smallest of all, without the time at the peer; 0 before the first."""
 
     def mark(self, sequence: int, now_ns: int) -> None:
         self._marks.append((sequence, now_ns))
@@ -285,6 +287,8 @@ class RoundTrips:
         path = max(self._last - host_delay_ns, 0)
         self._smallest = min(self._smallest, path) if self._number else path
         self._number += 1
+        if self.shortest_ns == 0 or path < self.shortest_ns:
+            self.shortest_ns = max(path, 1)
         self._path_sum += path
         self._path_number += 1
 

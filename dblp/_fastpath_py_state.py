@@ -95,7 +95,7 @@ class ChannelState:
         self._has_new_work = False
         self._window_limited = False
         self._tail_lost = False
-        self._has_asked = False
+        self._requests_unanswered = 0
         self._hasty = False
 
     @property

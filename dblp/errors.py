@@ -1,6 +1,9 @@
 """The errors that `dblp` raises.
 
 Every message is one sentence that names what is wrong and says what to do about it.
+
+What has ended raises its error in every later call, `with_traceback(None)`: an error that is raised
+again would otherwise keep the frames of all callers before, and the gradients in them.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Mesh:
             RemoteProtocolError: the ranks do not agree about the job.
         """
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         if self._connected:
             return
         if len(addresses) != self.world:

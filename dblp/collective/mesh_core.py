@@ -96,7 +96,7 @@ class MeshCore:
             DBLPError: the error with which this mesh has ended before.
         """
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
         if self._plan is None:
             raise LocalProtocolError(f"rank {self.rank} is not connected: call connect first")
         check_buffer(buffer, dtype, stream)
@@ -115,7 +115,7 @@ class MeshCore:
                     )
                 )
                 assert self.error is not None
-                raise self.error
+                raise self.error.with_traceback(None)
             self._check_length(shard.stop - shard.start, told)
         self._open[id(round_)] = round_
         try:

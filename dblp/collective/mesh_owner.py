@@ -196,7 +196,7 @@ class MeshOwner:
                     "start them, or raise connect_timeout_s"
                 ) from None
         if self.core.error is not None:
-            raise self.core.error
+            raise self.core.error.with_traceback(None)
 
     def _join(self) -> None:
         """All links are there: cut buffers by what one datagram carries on all of them."""

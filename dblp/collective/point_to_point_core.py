@@ -244,7 +244,7 @@ class PointToPointCore:
         if self._session.error is not None:  # on_events has not been told yet
             self.fail(self._session.error)
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
         if not 0 <= transfer.stream < STREAMS_MAX:
             raise LocalProtocolError(
                 f"stream {transfer.stream} is out of range: use 0 … {STREAMS_MAX - 1}"

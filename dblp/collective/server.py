@@ -25,6 +25,7 @@ from ..phase import FixedTolerance, TolerancePolicy
 from ..stats import RoundReport
 from ..wire import Bye
 from .admission import Admission, Job, tell
+from .round_layout import MAX_ROUND_BYTES
 from .server_core import Downlink, MissingRule, NormSource, ServerCore
 from .server_round import MEANS_HELD
 
@@ -188,7 +189,6 @@ class ParameterServer:
             world=workers, policy=chosen, config=self.config, downlink=downlink, rule=rule,
             norm=norm, rng=random.Random(self.config.seed),
         )  # fmt: skip
-        core.pool.reserve(reserve, copies=workers + MEANS_HELD)
         terms = Terms(
             world=workers,
             downlink=downlink,
@@ -201,11 +201,14 @@ class ParameterServer:
         self.address = acceptor.address
         """Where it listens, as "host:port"; hand this to the workers."""
         job = Job(ranks=tuple(range(workers)), world=workers, fingerprint=fingerprint)
-        self._owner = self._launch(core, Admission(acceptor, terms, self.config, job))
+        self._owner = self._launch(core, Admission(acceptor, terms, self.config, job), reserve)
 
-    def _launch(self, core: ServerCore, admission: Admission) -> _ServerOwner:
+    def _launch(
+        self, core: ServerCore, admission: Admission, reserve: Sequence[int]
+    ) -> _ServerOwner:
         """The owner, started on its own loop thread; thread and sockets end when that fails."""
         try:
+            core.pool.reserve(reserve, copies=core.world + MEANS_HELD)
             self._thread = LoopThread(self.config.loop, "dblp-server")
         except BaseException:
             admission.close()
@@ -252,7 +255,7 @@ class ParameterServer:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
         return True
 
     def close(self) -> None:
@@ -292,8 +295,11 @@ def _check_workers(workers: object) -> None:
 def _check_sizes(name: str, sizes: Sequence[int]) -> None:
     """ConfigError unless `sizes` are sizes in bytes."""
     known = isinstance(sizes, Sequence) and not isinstance(sizes, str | bytes)
-    if not known or not all(type(size) is int and size >= 0 for size in sizes):
-        raise ConfigError(f"{name} is {sizes!r}: give sizes in bytes, such as [gradient.nbytes]")
+    if not known or not all(type(size) is int and 0 <= size <= MAX_ROUND_BYTES for size in sizes):
+        raise ConfigError(
+            f"{name} is {sizes!r}: give sizes in bytes, such as [gradient.nbytes], of at most "
+            f"{MAX_ROUND_BYTES:,} bytes each"
+        )
 
 
 def _check_choices(downlink: object, rule: object, norm: object) -> None:

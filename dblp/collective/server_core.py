@@ -124,7 +124,7 @@ class ServerCore:
         """
         assert self._local is not None, "no rank is local"
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
         self._local.add(round_)
         if self._sessions:
             self._announce_local(now)

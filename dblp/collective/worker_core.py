@@ -122,7 +122,7 @@ class WorkerCore:
         if self._session.error is not None:  # on_events has not been told yet
             self.fail(self._session.error)
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
         check_buffer(buffer, dtype, stream)
         state = self._streams.get(stream)
         if state is None:

@@ -87,6 +87,7 @@ cdef inline void accept_chunk(ChannelState *s, ReceiveSlot *slot, uint32_t chunk
 
 cdef void handle_credit(ChannelState *s, const uint8_t *header, int64_t now) noexcept nogil:
     cdef uint64_t sequence
+    cdef bint lost
     if header[1] & FLAG_REQUEST:
         s.counters[C_REQUESTS_RECEIVED] += 1
         sequence = extend32(s.received_sequence, get32(header + 8))
@@ -96,10 +97,11 @@ cdef void handle_credit(ChannelState *s, const uint8_t *header, int64_t now) noe
     s.counters[C_CREDITS_RECEIVED] += 1
     s.last_progress_ns = now
     sequence = min(extend32(s.acknowledged, get32(header + 8)), s.sent_sequence)
-    if header[1] & FLAG_UNTIMED and sequence > s.acknowledged:
-        s.tail_lost = s.hasty = True
-    elif s.requests_unanswered:
-        s.hasty = False
+    lost = header[1] & FLAG_UNTIMED and sequence > s.acknowledged
+    if lost:
+        s.tail_lost = True
+    if s.requests_unanswered:
+        s.hasty = lost
     s.requests_unanswered = 0
     grant_credit(
         s, sequence, extend32(s.limit, get32(header + 12)),
@@ -147,6 +149,8 @@ cdef void grant_credit(
         sample = max(sample - host_delay, 0)
         if s.rtt_count == 0 or sample < s.rtt_min_ns:
             s.rtt_min_ns = sample
+        if s.path_min_ns == 0 or sample < s.path_min_ns:
+            s.path_min_ns = max(sample, 1)
         s.rtt_count += 1
         s.path_sum_ns += sample
         s.path_count += 1

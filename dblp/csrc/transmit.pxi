@@ -6,6 +6,7 @@ cdef enum:
     SEND_MESSAGES = 64         # messages per sendmmsg without GSO
     SEND_BATCHES = 4           # GSO batches per sendmmsg: 256 KiB, 80 us until credits are read
     CREDIT_COPIES = 4          # of 4 copies one arrives three times in four at 70 % loss
+    HASTY_REQUESTS = 8         # and none was answered: the peer is not there
     PREFETCH_CHUNKS = 2        # chunks that are on their way from memory while one is checked
     MAX_SEGMENTS = 64          # UDP_MAX_SEGMENTS of every kernel that knows GSO
     MAX_GSO_BYTES = 65000      # below 65,535 less IP and UDP headers
@@ -305,8 +306,11 @@ cdef bint wants_request(ChannelState *s, int64_t now) noexcept nogil:
 
 
 cdef inline int64_t request_wait(ChannelState *s) noexcept nogil:
-    """A quarter of the interval while requests find losses: waiting costs more than asking then."""
-    return s.request_interval_ns >> 2 if s.hasty else s.request_interval_ns
+    """A quarter of the interval while requests find losses: waiting costs more than asking then.
+    But no answer comes sooner than a round trip, and a silent peer is not asked for ever."""
+    if s.hasty and s.requests_unanswered < HASTY_REQUESTS:
+        return min(max(s.request_interval_ns >> 2, s.path_min_ns), s.request_interval_ns)
+    return s.request_interval_ns
 
 
 cdef void request_turn(ChannelState *s, int64_t now) noexcept nogil:

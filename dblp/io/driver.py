@@ -161,7 +161,7 @@ class Driver:
             now = self.now()
             self._give(link, frame, now)
             if link.session.error is not None:  # the owner knows before any command, or other link
-                self._feed(link, now)
+                self._guard(lambda: self._feed(link, now))
             self.kick()
 
     def _give(self, link: PeerLink, frame: AnyFrame, now: float) -> None:
@@ -176,7 +176,7 @@ class Driver:
             return
         if isinstance(error, PeerLostError):
             error = PeerLostError(f"{link.name} is lost: {error}")
-        self._fail(link, error)
+        self._guard(lambda: self._fail(link, error))
 
     def _retire(self, link: PeerLink) -> None:
         link.failed = True
@@ -216,11 +216,14 @@ class Driver:
 
     def _turn(self) -> None:
         self._scheduled = False
-        if self._closed:
-            return
+        if not self._closed:
+            self._guard(self._run_turn)
+
+    def _guard(self, act: Callable[[], None]) -> None:
+        """Runs `act`.  Because of a bug of ours nobody may wait for ever, or blame a peer."""
         try:
-            self._run_turn()
-        except Exception as error:  # our own bug: nobody may wait for ever because of it
+            act()
+        except Exception as error:
             log.exception("internal error in the transport")
             broken = DBLPError(
                 f"internal error in the transport ({type(error).__name__}: {error}): please report "

@@ -370,7 +370,7 @@ class Session:
 
     def _check_alive(self) -> None:
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
 
     def _order(
         self,

@@ -224,7 +224,7 @@ class ExchangeEngine:
                     )
                 )
                 assert self.error is not None
-                raise self.error
+                raise self.error.with_traceback(None)
 
     def fail(self, error: Exception) -> None:
         """The training cannot go on after `error`: every later step ends with it."""

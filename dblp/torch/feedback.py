@@ -62,7 +62,7 @@ class ErrorFeedback:
         """Residuals of parameters whose bucket has not been seen yet."""
         # Memory that is kept: fresh memory is cleared by the kernel, page by page, in every step.
         self._copies: dict[tuple[str, ...], torch.Tensor] = {}
-        self._rooms: dict[tuple[str, ...], torch.Tensor] = {}
+        self._rooms: dict[tuple[str, ...], list[torch.Tensor]] = {}
         self._lock = threading.Lock()
         self.is_needed = False
         """Whether anything may be owed: a round that may lose chunks has begun.  The same on all
@@ -90,9 +90,12 @@ class ErrorFeedback:
     @torch.no_grad()
     def copy_of(self, gradient: torch.Tensor, layout: BucketLayout) -> torch.Tensor:
         """What is being sent, for `capture`; valid until the bucket's next step."""
-        kept = self._copies.get(layout.names)
+        with self._lock:
+            kept = self._copies.get(layout.names)
         if kept is None or kept.shape != gradient.shape or kept.dtype != gradient.dtype:
-            kept = self._copies[layout.names] = torch.empty_like(gradient)
+            kept = torch.empty_like(gradient)
+            with self._lock:
+                self._copies[layout.names] = kept
         return kept.copy_(gradient)
 
     @torch.no_grad()
@@ -114,15 +117,27 @@ class ErrorFeedback:
             # A gradient and what is owed may overflow together, and an infinite debt would come
             # back in every step.
             values[~torch.isfinite(values)] = 0.0
-        kept = room if values.data_ptr() == room.data_ptr() else None
-        self._new[layout.names] = _Residual(layout, ranges, values, kept)
+        residual = _Residual(layout, ranges, values)
+        if count and values.data_ptr() == room.data_ptr():
+            residual.room = room
+        else:  # the values are elsewhere
+            self._keep(layout, room)
+        self._new[layout.names] = residual
 
     def _room(self, layout: BucketLayout, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory for `count` values."""
-        room = self._rooms.pop(layout.names, None)
+        with self._lock:
+            free = self._rooms.get(layout.names)
+            room = free.pop() if free else None
         if room is None or room.numel() < count or room.dtype != dtype:
-            room = torch.empty(min(count + count // 8, layout.numel), dtype=dtype)
+            room = torch.empty(max(count, min(count + count // 8, layout.numel)), dtype=dtype)
         return room
+
+    def _keep(self, layout: BucketLayout, room: torch.Tensor) -> None:
+        """This memory is for a later residual of the bucket.  There are two at most: of what is
+        owed, and of what may replace it."""
+        with self._lock:
+            self._rooms.setdefault(layout.names, []).append(room)
 
     def settle(self, layout: BucketLayout) -> None:
         """The bucket's residual travels in a round that delivers everything: nothing is owed when
@@ -143,18 +158,18 @@ class ErrorFeedback:
         self._new.clear()
 
     def _free(self, residual: _Residual | None) -> None:
-        """Its memory is for the bucket's next one."""
         if residual is not None and residual.room is not None:
-            self._rooms[residual.layout.names] = residual.room
+            self._keep(residual.layout, residual.room)
 
     def _move_in(self, layout: BucketLayout) -> None:
         """Gives a new bucket the residuals of its parameters, wherever they are."""
         wanted = set(layout.names)
         for names in [names for names in self._known if wanted.intersection(names)]:
             self._loose.update(_by_parameter(self._known.pop(names)))
-        for kept in (self._copies, self._rooms):
-            for names in [names for names in kept if wanted.intersection(names)]:
-                del kept[names]
+        for names in [*self._copies, *self._rooms]:
+            if names != layout.names and wanted.intersection(names):
+                self._copies.pop(names, None)
+                self._rooms.pop(names, None)
         found = [slot for slot in layout.slots if slot.name in self._loose]
         values = []
         for slot in found:

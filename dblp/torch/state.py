@@ -285,7 +285,7 @@ class DBLPState:
         backward() raises errors by itself; this is for ranks that have joined early (`join()`).
         """
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
 
     def resync(self, optimizer: torch.optim.Optimizer | None = None) -> float:
         """Makes all replicas equal to rank 0's; collective, between steps.

@@ -315,6 +315,35 @@ def test_requests_come_sooner_while_they_find_losses(fastpath: ModuleType) -> No
 
 
 @both
+@pytest.mark.parametrize("round_trip_ms", [0, 1, 7])
+def test_hasty_requests_leave_time_for_an_answer(fastpath: ModuleType, round_trip_ms: int) -> None:
+    """Not sooner than a round trip, and a peer that stays silent is asked as seldom as ever."""
+    channel, peer = pair(fastpath)
+    slot = channel.open_transmit(0, 7, bytes(20 * channel.chunk_bytes))
+    channel.grant(0, 1000)
+    channel.cwnd = 2
+    channel.queue(slot, np.arange(20, dtype=np.uint32))
+    peer.ingest(channel.collect(100, 0), 0)
+    now = round_trip_ms * MS
+    channel.ingest(peer.collect(100, 0), now)
+    waits = []
+    for tries in range(12):
+        if tries == 0:
+            assert len(channel.collect(100, now)) == 2  # and they are lost
+        due = channel.next_deadline_ns(now)
+        waits.append(due - now)
+        now = due
+        request = channel.collect(100, now)
+        assert kinds_of(fastpath, request) == [REQUEST]
+        if tries == 0:
+            peer.ingest(request, now)
+            channel.ingest(peer.collect(100, now), now)
+            assert len(channel.collect(100, now)) == 2
+    soon = min(max(MS // 2, round_trip_ms * MS), 2 * MS)
+    assert waits == [2 * MS] + 8 * [soon] + 3 * [2 * MS]
+
+
+@both
 def test_next_deadline_is_now_while_something_can_leave(fastpath: ModuleType) -> None:
     channel, slot, _ = sender(fastpath)
     assert channel.next_deadline_ns(5) == -1

@@ -186,6 +186,7 @@ def test_a_world_that_is_none(world: Any) -> None:
         {"workers": 1, "norm": "l1"},
         {"workers": 1, "reserve": 4000},
         {"workers": 1, "reserve": [-1]},
+        {"workers": 1, "reserve": [1 << 63]},
         {"workers": 1, "reserve": [4000, 0.5]},
     ],
     ids=str,

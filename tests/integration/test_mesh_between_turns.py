@@ -1,8 +1,13 @@
-"""What reaches a mesh between two turns of its driver: commands and other links know of it."""
+"""What reaches a mesh between two turns of its driver: commands and other links know of it.
+
+And what a mesh that has ended keeps.
+"""
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +19,7 @@ import pytest
 import dblp
 from dblp.collective.mesh_owner import MeshOwner
 from dblp.config import TransportConfig
-from dblp.wire import Abort
+from dblp.wire import Abort, frame_with_prefix
 from tests.integration.meshes import MeshGroup, open_meshes
 
 SOON_S = 5.0
@@ -68,3 +73,39 @@ def test_a_server_lost_while_others_are_awaited_is_named() -> None:
             on_the_loop_thread(meshes[0], lambda owner: owner._uplinks[1].control.fail(closed))
             with pytest.raises(dblp.PeerLostError, match="rank 1 is lost: the connection was cl"):
                 waiting.result(SOON_S)
+
+
+def test_a_bug_of_ours_is_not_blamed_on_the_peer(
+    config: TransportConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MeshGroup(3, config) as group:
+        mesh = group.meshes[0]
+
+        def break_it(owner: MeshOwner) -> None:
+            owner.core.on_worker_events = None  # type: ignore
+            abort = Abort("PeerLostError", "rank 2 is lost: it was killed")
+            owner._uplinks[1].control.data_received(frame_with_prefix(abort))
+            del owner.core.on_worker_events
+
+        on_the_loop_thread(mesh, break_it)
+        with pytest.raises(dblp.DBLPError, match="internal error"):
+            mesh.all_reduce(np.ones(5000, np.float32))
+
+
+def test_what_has_ended_does_not_keep_the_buffers_of_later_calls(config: TransportConfig) -> None:
+    """One error is raised again and again: with the frames of all calls it would grow."""
+    with MeshGroup(2, config) as group:
+        mesh = group.meshes[0]
+        on_the_loop_thread(mesh, lambda owner: owner.core.fail(dblp.PeerLostError("rank 1")))
+        buffers: list[weakref.ref[np.ndarray]] = []
+
+        def attempt() -> None:
+            buffer = np.ones(100, np.float32)
+            buffers.append(weakref.ref(buffer))
+            mesh.all_reduce(buffer)
+
+        for _ in range(20):
+            with pytest.raises(dblp.PeerLostError, match="rank 1"):
+                attempt()
+        gc.collect()
+        assert sum(buffer() is not None for buffer in buffers) <= 1
