@@ -197,6 +197,9 @@ cdef struct ChannelState:
     bint hasty                  # the last answer to a request told of a loss
     int64_t request_interval_ns
     uint32_t drained_since_credit
+    uint64_t drained            # DATA datagrams from the socket, with repeated ones
+    uint64_t peer_drained       # what the newest credit said of that
+    int64_t lost                # acknowledged less peer_drained at the last take_lost
     uint64_t credited_sequence  # received_sequence of the last credit
     uint32_t requests_unanswered
     bint credit_due

@@ -257,6 +257,9 @@ class Channel:
         """Whether the congestion window alone has held chunks back since the last call (in a
         transmit turn: more chunks were sendable than cwnd - unacknowledged, which was at most what
         credit and pacing allowed)."""
+    def take_lost(self) -> int:
+        """Datagrams newly known to be lost, as far as credits tell; what was overtaken counts until
+        it arrives, and what arrives twice makes up for one that was lost."""
     def take_tail_lost(self) -> bool:
         """Whether, since the last call, a credit that was asked for said that the newest datagrams
         in flight were lost."""

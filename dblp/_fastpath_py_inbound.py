@@ -129,7 +129,8 @@ class ReceivingChannel(ChannelState):
             count["control_received"] += 1
             self._event = True
         elif kind == KIND_CREDIT and length == 0:
-            self._handle_credit(flags, stream * HOST_DELAY_UNIT_NS, round, chunk, now_ns)
+            held_ns = stream * HOST_DELAY_UNIT_NS
+            self._handle_credit(flags, held_ns, sequence, round, chunk, now_ns)
         elif kind != KIND_HELLO:  # A repeated HELLO is harmless: the socket is connected.
             count["malformed"] += 1
 
@@ -148,6 +149,7 @@ class ReceivingChannel(ChannelState):
             self.received_sequence = newest
             self._newest_arrival_ns = now_ns
         self._drained_since_credit += 1
+        self._drained += 1
         if self._drained_since_credit >= max(1, self._window // 8):
             self._credit_due = True
 
@@ -166,7 +168,7 @@ class ReceivingChannel(ChannelState):
             self._event |= slot.take_notify()
 
     def _handle_credit(
-        self, flags: int, host_delay_ns: int, round: int, chunk: int, now_ns: int
+        self, flags: int, held_ns: int, drained: int, round: int, chunk: int, now_ns: int
     ) -> None:
         if flags & FLAG_CREDIT_REQUEST:
             self._counters["credit_requests_received"] += 1
@@ -176,9 +178,10 @@ class ReceivingChannel(ChannelState):
         self._counters["credits_received"] += 1
         seen = min(extend_serially(self.acknowledged, round, 32), self.sent_sequence)
         if not flags & FLAG_CREDIT_UNTIMED:  # Karn's rule
-            self._round_trips.covered(seen, now_ns, host_delay_ns)
+            self._round_trips.covered(seen, now_ns, held_ns)
         lost = bool(flags & FLAG_CREDIT_UNTIMED) and seen > self.acknowledged
         self._tail_lost |= lost
+        self._peer_drained = extend_serially(self._peer_drained, drained, 16)
         if self._requests_unanswered:
             self._hasty = lost
         self._requests_unanswered = 0

@@ -77,6 +77,11 @@ class SendingChannel(ChannelState):
         taken, self._window_limited = self._window_limited, False
         return taken
 
+    def take_lost(self) -> int:
+        """Datagrams that are newly known to be lost, as far as credits tell."""
+        before, self._lost = self._lost, self.acknowledged - self._peer_drained
+        return max(self._lost - before, 0)
+
     def take_tail_lost(self) -> bool:
         """Whether, since the last call, a credit that was asked for said that the newest datagrams
         in flight were lost."""
@@ -169,9 +174,7 @@ class SendingChannel(ChannelState):
         arrived_ns = now_ns if self._newest_arrival_ns is None else self._newest_arrival_ns
         held = min(max(now_ns - arrived_ns, 0) // HOST_DELAY_UNIT_NS, 0xFFFF)
         newest = self.received_sequence
-        return self._pack(
-            KIND_CREDIT, flags, held, newest & LOW_32, (newest + self._window) & LOW_32, b""
-        )
+        return self._credit(flags, held, newest, newest + self._window)
 
     def _request_due(self, now_ns: int) -> bool:
         """Blocked on credit or congestion window with no progress for the request interval."""
@@ -201,8 +204,14 @@ class SendingChannel(ChannelState):
         self._progress_ns = now_ns
         self._requests_unanswered += 1
         self._counters["credit_requests_sent"] += 1
-        newest = self.sent_sequence & LOW_32
-        return self._pack(KIND_CREDIT, FLAG_CREDIT_REQUEST, 0, newest, 0, b"")
+        return self._credit(FLAG_CREDIT_REQUEST, 0, self.sent_sequence, 0)
+
+    def _credit(self, flags: int, held: int, newest: int, limit: int) -> bytes:
+        """Its sequence field counts the DATA datagrams that this host has drained."""
+        return pack_datagram(
+            KIND_CREDIT, flags, held, self._drained, newest & LOW_32, limit & LOW_32,
+            self._send_tag, b"",
+        )  # fmt: skip
 
     def _pack(
         self, kind: int, flags: int, stream: int, round: int, chunk: int, payload: Buffer

@@ -88,6 +88,9 @@ class ChannelState:
         self._loss = LossInjector()
         self._event = False
         self._drained_since_credit = 0
+        self._drained = 0
+        self._peer_drained = 0
+        self._lost = 0
         self._credit_due = False
         self._progress_ns = 0
         self._newest_arrival_ns: int | None = None

@@ -47,6 +47,8 @@ class Feedback:
     """Newest sequence that has reached the receiver (or is known to be lost)."""
     window_limited: bool
     """The congestion window has held chunks back."""
+    lost: int
+    """Datagrams that are newly known to be lost."""
     tail_lost: bool
     """The newest of what was in flight is known to be lost: the sender stood still until it had
     asked."""
@@ -129,11 +131,11 @@ class AdaptiveWindow:
 
     queue_delay_s: float = 0.0004
     """Queueing on the path from which on windows shrink, in seconds.  The step keeps the queue
-    above it: three senders at 1 Gb/s have 1 ms by the rule, two thirds of a 200 KB buffer."""
-    step_datagrams: int = 16
+    above it: three senders at 1 Gb/s have 1.1 ms by the rule, seven tenths of a 200 KB buffer."""
+    step_datagrams: int = 20
     """Additive increase per round trip, in datagrams of 1,472 bytes as all numbers here; equal for
     all senders, which is what makes shares equal.  A large one makes them so quickly, and takes up
-    at once what another sender leaves."""
+    at once what another sender leaves.  Where it is too large for a buffer it shrinks."""
     initial_datagrams: int = 44
     """First window: one GSO batch (RFC 6928 allows 10 segments; a batch is one send)."""
     minimum_datagrams: int = 8
@@ -183,6 +185,15 @@ the sender waits until it asks."""
 LOSING_MEMORY_S = 0.1
 """How long a lost window counts."""
 
+STEP_BACKOFF = 0.75
+"""What is left of the step after a round trip that has overflowed a queue."""
+
+STEP_MINIMUM = 1.0
+"""Smallest step, in datagrams of 1,472 bytes."""
+
+STEP_RECOVERY = 1 / 64
+"""By how much of itself the full step grows back per round trip."""
+
 
 class DeliveryRate:
     """Datagrams that reached the peer per second: the largest rate of the last one to two memory
@@ -219,7 +230,11 @@ class AdaptiveWindowControl:
     half) and still gains the step.
 
     In equilibrium every sender's proportional loss equals the common step, so the windows are
-    equal whatever they were (FAST TCP's argument), and the queue stays above the target.
+    equal whatever they were (FAST TCP's argument), and the queue stays above the target.  By how
+    much depends on the number of senders, which none of them knows: where datagrams are lost while
+    there is a queue, the step is too large for the buffer.  It falls by a quarter then, and grows
+    back slowly, so that the steps of all who share the buffer become equal (as windows do by AIMD).
+    Loss without a queue changes nothing, and no loss makes a window smaller than its share.
 
     Two rules are there for bursts.  The window is never much more than what the delivery rate
     fills in the target delay: a sender that was limited by its own work would double it without
@@ -235,7 +250,10 @@ class AdaptiveWindowControl:
         self._plan = plan
         self._datagram_bytes = datagram_bytes
         scale = USUAL_DATAGRAM_BYTES / datagram_bytes
-        self._step = max(1.0, scale * plan.step_datagrams)
+        self._most_step = max(1.0, scale * plan.step_datagrams)
+        self._least_step = scale * STEP_MINIMUM
+        self._step = self._most_step
+        self._lost = 0  # in this round trip
         self._minimum = max(1.0, scale * plan.minimum_datagrams)
         self._window = max(1.0, scale * plan.initial_datagrams)
         self._losing_window = scale * LOSING_DATAGRAMS
@@ -276,6 +294,7 @@ class AdaptiveWindowControl:
         """Collects the delays of this round trip; at its end adapts the window."""
         self._limited = self._limited or feedback.window_limited
         self._rate.update(feedback.acknowledged, now=feedback.now)
+        self._lost += feedback.lost
         if feedback.tail_lost and self._is_short(self._last_delay_s):
             self._losing_until = feedback.now + LOSING_MEMORY_S
         if feedback.samples:
@@ -286,12 +305,22 @@ class AdaptiveWindowControl:
             return
         delay = self._last_delay_s = self._delay_sum_s / self._delay_samples
         self._hurry = self._limited or delay > self.target_delay_s
+        self._fit_step(delay)
         self._adapt(delay, feedback.now)
         self._pace(delay)
         self._round_end = feedback.sent
         self._delay_sum_s = 0.0
         self._delay_samples = 0
         self._limited = False
+        self._lost = 0
+
+    def _fit_step(self, delay: float) -> None:
+        """To the room that the queue has beyond the target delay."""
+        if self._lost and delay > self.target_delay_s:
+            self._step = max(self._least_step, STEP_BACKOFF * self._step)
+        else:
+            grown = self._step + STEP_RECOVERY * self._most_step
+            self._step = min(self._most_step, grown)
 
     def _remember_base(self, delay: float, now: float) -> None:
         """Minimum over the last one to two memory spans."""

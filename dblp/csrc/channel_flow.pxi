@@ -115,6 +115,12 @@ cdef class _ChannelFlow:
         self.state.tail_lost = False
         return lost
 
+    def take_lost(self):
+        cdef int64_t lost = <int64_t> (self.state.acknowledged - self.state.peer_drained)
+        newly = max(lost - self.state.lost, 0)
+        self.state.lost = lost
+        return newly
+
     def send_control(self, bytes payload not None, int stream=0, round=0):
         cdef ChannelState *s = &self.state
         if len(payload) > s.chunk_bytes:

@@ -100,6 +100,7 @@ cdef void handle_credit(ChannelState *s, const uint8_t *header, int64_t now) noe
     lost = header[1] & FLAG_UNTIMED and sequence > s.acknowledged
     if lost:
         s.tail_lost = True
+    s.peer_drained = max(s.peer_drained, extend16(s.peer_drained, get16(header + 6)))
     if s.requests_unanswered:
         s.hasty = lost
     s.requests_unanswered = 0
@@ -209,6 +210,7 @@ cdef int inspect(
         s.newest_arrival_ns = now
         s.timed = True
     s.drained_since_credit += 1
+    s.drained += 1
     index = find_receive(s, get16(header + 4), get32(header + 8))
     if index < 0:
         count_unknown_round(s, get16(header + 4), get32(header + 8))

@@ -261,7 +261,7 @@ cdef void credit_datagram(
     if s.timed and not request:
         held = min(max(now - s.newest_arrival_ns, 0) // HOST_DELAY_UNIT_NS, 65535)
     write_header(
-        header, KIND_CREDIT, flags, 0, <uint32_t> held, s.sent_sequence, <uint32_t> seen, limit,
+        header, KIND_CREDIT, flags, 0, <uint32_t> held, s.drained, <uint32_t> seen, limit,
         s.send_tag, header,
     )
 

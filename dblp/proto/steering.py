@@ -43,6 +43,7 @@ class Steering:
                     sent=channel.sent_sequence,
                     acknowledged=channel.acknowledged,
                     window_limited=limited,
+                    lost=channel.take_lost(),
                     tail_lost=tail_lost,
                 )
             )

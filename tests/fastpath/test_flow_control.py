@@ -169,7 +169,7 @@ def test_a_blocked_sender_asks_again_and_again(fastpath: ModuleType) -> None:
     assert channel.collect(100, start + 5 * MS - 1) == []
     (request,) = channel.collect(100, start + 5 * MS)
     parsed = fastpath.parse_datagram(request)
-    assert (parsed[:2], parsed[3], parsed[4]) == (REQUEST, 2, 2)
+    assert (parsed[:2], parsed[4]) == (REQUEST, 2)
     assert channel.collect(100, start + 10 * MS - 1) == []
     assert kinds_of(fastpath, channel.collect(100, start + 10 * MS)) == [REQUEST]
     peer = Datagrams(fastpath, TAG_A)
@@ -253,6 +253,33 @@ def test_window_limited_means_that_cwnd_alone_held_chunks_back(fastpath: ModuleT
     channel.grant(12, 1000)
     channel.collect(100, 0)
     assert not channel.take_window_limited()
+
+
+@both
+def test_credits_tell_how_many_datagrams_were_lost(fastpath: ModuleType) -> None:
+    channel, peer = pair(fastpath)
+    slot = channel.open_transmit(0, 7, bytes(100 * channel.chunk_bytes))
+    channel.grant(0, 1000)
+    channel.queue(slot, np.arange(100, dtype=np.uint32))
+    sent = channel.collect(100, 0)
+
+    def credits_of(*datagrams: bytes) -> list[bytes]:
+        peer.ingest(list(datagrams), 0)
+        return list(peer.collect(100, 0))
+
+    first = credits_of(*sent[0:10])
+    channel.ingest(first, 0)
+    assert channel.take_lost() == 0
+    channel.ingest(credits_of(*sent[13:20]), 0)  # three are missing
+    assert channel.take_lost() == 3 and channel.take_lost() == 0
+    channel.ingest(first, 0)  # a credit that comes again says nothing
+    assert channel.take_lost() == 0
+    channel.ingest(credits_of(sent[11], *sent[20:22]), 0)  # one of them was late
+    assert channel.take_lost() == 0
+    channel.ingest(credits_of(*sent[22:50], *sent[60:100]), 0)
+    assert channel.take_lost() == 10
+    channel.ingest(credits_of(sent[99], sent[99]), 0)  # twice is no loss
+    assert channel.take_lost() == 0
 
 
 @both

@@ -168,7 +168,7 @@ class Machine:
         channel = self.channels[a % 2]
         if b % 2:
             channel.take_events()
-        limits = channel.take_window_limited(), channel.take_tail_lost()
+        limits = channel.take_window_limited(), channel.take_lost(), channel.take_tail_lost()
         return channel.take_control(), channel.take_rtt_ns(), limits
 
     def do_collect(self, a: int, b: int, c: int) -> list[bytes]:

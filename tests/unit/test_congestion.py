@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -28,9 +29,16 @@ class Path:
         self.sent = 0
 
     def rounds(
-        self, count: int, delay_s: float, *, limited: bool = True, sent: int | None = None
+        self,
+        count: int,
+        delay_s: float,
+        *,
+        limited: bool = True,
+        sent: int | None = None,
+        lost: int = 0,
     ) -> None:
-        """`count` round trips of this delay, with `sent` datagrams each (None: the window)."""
+        """`count` round trips of this delay, with `sent` datagrams each (None: the window), of
+        which `lost` do not arrive."""
         for _ in range(count):
             first = self.sent == 0
             self.sent += self.control.window if sent is None else sent
@@ -44,6 +52,7 @@ class Path:
                     sent=self.sent,
                     acknowledged=self.sent,
                     window_limited=limited,
+                    lost=lost,
                     tail_lost=False,
                 )
             )
@@ -122,6 +131,7 @@ def burst_windows(path: Path, *, seconds: float, loss: float = 0.7) -> list[int]
                 sent=path.sent,
                 acknowledged=path.sent,
                 window_limited=True,
+                lost=0 if arrived else window,
                 tail_lost=not arrived,
             )
         )
@@ -153,7 +163,7 @@ def test_a_window_that_is_lost_to_a_full_queue_stays_bounded() -> None:
         path.control.on_feedback(
             Feedback(
                 now=path.now, path_delay_s=0.0, smallest_delay_s=0.0, samples=0, sent=path.sent,
-                acknowledged=path.sent, window_limited=True, tail_lost=tail_lost,
+                acknowledged=path.sent, window_limited=True, lost=0, tail_lost=tail_lost,
             )
         )  # fmt: skip
         path.rounds(6, 0.0001)
@@ -172,10 +182,66 @@ def test_a_pause_says_nothing_about_the_rate() -> None:
     assert rate.per_s == pytest.approx(10_000)
 
 
-def test_loss_is_no_signal_to_slow_down() -> None:
-    """Acknowledged means drained or known to be lost: nothing in the feedback counts losses.  That
-    the tail was lost can only let the window be larger."""
-    assert {name for name in Feedback.__dataclass_fields__ if "los" in name} == {"tail_lost"}
+@pytest.mark.parametrize("delay_s", [BASE_S, BASE_S + 0.0001, BASE_S + 0.0003])
+def test_loss_without_a_queue_is_no_signal(delay_s: float) -> None:
+    windows = []
+    for lost in (0, 10):
+        path = Path(AdaptiveWindow())
+        path.rounds(2, BASE_S)
+        path.rounds(20, delay_s, lost=lost)
+        path.rounds(1, 2 * (BASE_S + AdaptiveWindow().queue_delay_s))  # the step shows
+        windows.append(path.control.window)
+    assert windows[0] == windows[1]
+
+
+class Port:
+    """A drop-tail port of 1 Gb/s with 200 KB that some senders with much to send share."""
+
+    capacity_per_s = 1e9 / 8 / 1514
+    buffer = 200_000 // 1514
+
+    def __init__(self, senders: int) -> None:
+        self.paths = [Path(AdaptiveWindow()) for _ in range(senders)]
+        self.sent = self.lost = 0
+        self.queues: list[float] = []
+
+    def rounds(self, count: int) -> None:
+        """`count` round trips; what the buffer does not take is lost, of each in proportion."""
+        for _ in range(count):
+            windows = [path.control.window for path in self.paths]
+            queued = sum(windows) - self.capacity_per_s * BASE_S
+            share = max(0.0, queued - self.buffer) / sum(windows)
+            self.queues.append(min(queued, self.buffer))
+            delay = BASE_S + max(0.0, self.queues[-1]) / self.capacity_per_s
+            for path, window in zip(self.paths, windows, strict=True):
+                lost = math.ceil(share * window)
+                path.rounds(1, delay, lost=lost)
+                self.sent += window
+                self.lost += lost
+
+
+@pytest.mark.parametrize("senders", [1, 3, 6, 10])
+def test_steps_fit_the_buffer_that_senders_share(senders: int) -> None:
+    """Ten full steps and the target delay are 233 datagrams, the buffer takes 132."""
+    port = Port(senders)
+    port.rounds(300)
+    port.sent = port.lost = 0
+    port.queues.clear()
+    port.rounds(300)
+    assert port.lost <= 0.04 * port.sent
+    assert min(port.queues) > 0  # and the port never runs empty
+    windows = [path.control.window for path in port.paths]
+    assert max(windows) <= 1.2 * min(windows)
+
+
+def test_a_step_grows_back_when_others_have_gone() -> None:
+    port = Port(10)
+    port.rounds(300)
+    del port.paths[1:]
+    port.rounds(100)
+    fresh = Port(1)
+    fresh.rounds(100)
+    assert port.paths[0].control.window >= 0.95 * fresh.paths[0].control.window
 
 
 def test_the_constant_choices() -> None:
