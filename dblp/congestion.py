@@ -185,11 +185,16 @@ the sender waits until it asks."""
 LOSING_MEMORY_S = 0.1
 """How long a lost window counts."""
 
+OVERFLOW_SHARE = 1 / 16
+"""A round trip that loses more than this while there is a queue has overflowed it; less is what a
+path loses by itself, or has reordered."""
+
 STEP_BACKOFF = 0.75
 """What is left of the step after a round trip that has overflowed a queue."""
 
-STEP_MINIMUM = 1.0
-"""Smallest step, in datagrams of 1,472 bytes."""
+STEP_MINIMUM = 8.0
+"""Smallest step, in datagrams of 1,472 bytes.  A sender whose path loses more by itself, beside
+others whose does not, keeps this part of its share."""
 
 STEP_RECOVERY = 1 / 64
 """By how much of itself the full step grows back per round trip."""
@@ -231,10 +236,11 @@ class AdaptiveWindowControl:
 
     In equilibrium every sender's proportional loss equals the common step, so the windows are
     equal whatever they were (FAST TCP's argument), and the queue stays above the target.  By how
-    much depends on the number of senders, which none of them knows: where datagrams are lost while
-    there is a queue, the step is too large for the buffer.  It falls by a quarter then, and grows
-    back slowly, so that the steps of all who share the buffer become equal (as windows do by AIMD).
-    Loss without a queue changes nothing, and no loss makes a window smaller than its share.
+    much depends on the number of senders, which none of them knows.  Where more than a few
+    datagrams are lost while there is a queue, all the steps together are too large for the buffer:
+    the step falls by a quarter, and grows back slowly, so that the steps of all who share the
+    buffer become equal (as windows do by AIMD).  Loss without a queue changes nothing, and as the
+    window still follows the delay, the path stays full.
 
     Two rules are there for bursts.  The window is never much more than what the delivery rate
     fills in the target delay: a sender that was limited by its own work would double it without
@@ -251,9 +257,10 @@ class AdaptiveWindowControl:
         self._datagram_bytes = datagram_bytes
         scale = USUAL_DATAGRAM_BYTES / datagram_bytes
         self._most_step = max(1.0, scale * plan.step_datagrams)
-        self._least_step = scale * STEP_MINIMUM
+        self._least_step = min(self._most_step, scale * STEP_MINIMUM)
         self._step = self._most_step
         self._lost = 0  # in this round trip
+        self._round_start = 0
         self._minimum = max(1.0, scale * plan.minimum_datagrams)
         self._window = max(1.0, scale * plan.initial_datagrams)
         self._losing_window = scale * LOSING_DATAGRAMS
@@ -305,7 +312,7 @@ class AdaptiveWindowControl:
             return
         delay = self._last_delay_s = self._delay_sum_s / self._delay_samples
         self._hurry = self._limited or delay > self.target_delay_s
-        self._fit_step(delay)
+        self._fit_step(delay, feedback.acknowledged - self._round_start)
         self._adapt(delay, feedback.now)
         self._pace(delay)
         self._round_end = feedback.sent
@@ -313,10 +320,11 @@ class AdaptiveWindowControl:
         self._delay_samples = 0
         self._limited = False
         self._lost = 0
+        self._round_start = feedback.acknowledged
 
-    def _fit_step(self, delay: float) -> None:
-        """To the room that the queue has beyond the target delay."""
-        if self._lost and delay > self.target_delay_s:
+    def _fit_step(self, delay: float, datagrams: int) -> None:
+        """To the room that the queue has beyond the target delay, after a round trip of so many."""
+        if self._lost > OVERFLOW_SHARE * datagrams and delay > self.target_delay_s:
             self._step = max(self._least_step, STEP_BACKOFF * self._step)
         else:
             grown = self._step + STEP_RECOVERY * self._most_step

@@ -169,7 +169,7 @@ def test_a_blocked_sender_asks_again_and_again(fastpath: ModuleType) -> None:
     assert channel.collect(100, start + 5 * MS - 1) == []
     (request,) = channel.collect(100, start + 5 * MS)
     parsed = fastpath.parse_datagram(request)
-    assert (parsed[:2], parsed[4]) == (REQUEST, 2)
+    assert (parsed[:2], parsed[3], parsed[4]) == (REQUEST, 0, 2)
     assert channel.collect(100, start + 10 * MS - 1) == []
     assert kinds_of(fastpath, channel.collect(100, start + 10 * MS)) == [REQUEST]
     peer = Datagrams(fastpath, TAG_A)
@@ -280,6 +280,22 @@ def test_credits_tell_how_many_datagrams_were_lost(fastpath: ModuleType) -> None
     assert channel.take_lost() == 10
     channel.ingest(credits_of(sent[99], sent[99]), 0)  # twice is no loss
     assert channel.take_lost() == 0
+
+
+@both
+def test_lost_datagrams_are_counted_beyond_16_bits(fastpath: ModuleType) -> None:
+    channel, peer = pair(fastpath)
+    channel.grant(0, 1 << 20)
+    slot = channel.open_transmit(0, 7, bytes(1000 * channel.chunk_bytes))
+    lost = 0
+    for turn in range(70):
+        channel.queue(slot, np.arange(1000, dtype=np.uint32))
+        sent = channel.collect(1000, turn)
+        peer.ingest(sent[: 900 + turn] + sent[901 + turn :] if turn % 2 else sent, turn)
+        channel.ingest(peer.collect(100, turn), turn)
+        lost += channel.take_lost()
+    assert channel.sent_sequence == channel.acknowledged == 70_000
+    assert lost == 35
 
 
 @both

@@ -10,6 +10,7 @@ import pytest
 from dblp import AdaptiveWindow, ConfigError, FixedRate, TransportConfig, Unpaced
 from dblp.congestion import (
     LOSING_DATAGRAMS,
+    STEP_MINIMUM,
     Congestion,
     CongestionControl,
     DeliveryRate,
@@ -23,8 +24,8 @@ BASE_S = 20e-6
 class Path:
     """One sender whose window is always full."""
 
-    def __init__(self, plan: Congestion) -> None:
-        self.control: CongestionControl = plan.new_control(1472)
+    def __init__(self, plan: Congestion, datagram_bytes: int = 1472) -> None:
+        self.control: CongestionControl = plan.new_control(datagram_bytes)
         self.now = 1.0
         self.sent = 0
 
@@ -184,14 +185,29 @@ def test_a_pause_says_nothing_about_the_rate() -> None:
 
 @pytest.mark.parametrize("delay_s", [BASE_S, BASE_S + 0.0001, BASE_S + 0.0003])
 def test_loss_without_a_queue_is_no_signal(delay_s: float) -> None:
-    windows = []
-    for lost in (0, 10):
-        path = Path(AdaptiveWindow())
-        path.rounds(2, BASE_S)
-        path.rounds(20, delay_s, lost=lost)
-        path.rounds(1, 2 * (BASE_S + AdaptiveWindow().queue_delay_s))  # the step shows
-        windows.append(path.control.window)
-    assert windows[0] == windows[1]
+    assert step_after(delay_s, share=0.5) == AdaptiveWindow().step_datagrams
+
+
+def step_after(delay_s: float, *, share: float, count: int = 20, datagram_bytes: int = 1472) -> int:
+    """By how much the window grows above what the delay asks for, after `count` round trips that
+    lose this share."""
+    plan = AdaptiveWindow()
+    path = Path(plan, datagram_bytes)
+    path.rounds(2, BASE_S)
+    for _ in range(count):
+        path.rounds(1, delay_s, lost=round(share * path.control.window))
+    before = path.control.window
+    path.rounds(1, 2 * (BASE_S + plan.queue_delay_s))  # it is halved, and gains the step
+    return path.control.window - before // 2
+
+
+def test_a_queue_that_loses_makes_the_step_smaller() -> None:
+    """Little by little, down to what keeps a sender with losses of its own in the race."""
+    full, queued = AdaptiveWindow().step_datagrams, 0.001
+    assert step_after(queued, share=0.05) == full
+    assert step_after(queued, share=0.1, count=1) in (full * 3 // 4, full * 3 // 4 + 1)
+    assert step_after(queued, share=0.1, count=30) in (STEP_MINIMUM, STEP_MINIMUM + 1)
+    assert step_after(queued, share=0.5, count=30, datagram_bytes=4 * 1472) in (2, 3)
 
 
 class Port:
@@ -204,9 +220,11 @@ class Port:
         self.paths = [Path(AdaptiveWindow()) for _ in range(senders)]
         self.sent = self.lost = 0
         self.queues: list[float] = []
+        self.rng = random.Random(senders)
 
-    def rounds(self, count: int) -> None:
-        """`count` round trips; what the buffer does not take is lost, of each in proportion."""
+    def rounds(self, count: int, *, own_loss: float = 0.0) -> None:
+        """`count` round trips; what the buffer does not take is lost, of each in proportion, and of
+        the first `own_loss` besides."""
         for _ in range(count):
             windows = [path.control.window for path in self.paths]
             queued = sum(windows) - self.capacity_per_s * BASE_S
@@ -215,9 +233,11 @@ class Port:
             delay = BASE_S + max(0.0, self.queues[-1]) / self.capacity_per_s
             for path, window in zip(self.paths, windows, strict=True):
                 lost = math.ceil(share * window)
-                path.rounds(1, delay, lost=lost)
                 self.sent += window
                 self.lost += lost
+                if path is self.paths[0]:
+                    lost += sum(self.rng.random() < own_loss for _ in range(window))
+                path.rounds(1, delay, lost=lost)
 
 
 @pytest.mark.parametrize("senders", [1, 3, 6, 10])
@@ -232,6 +252,19 @@ def test_steps_fit_the_buffer_that_senders_share(senders: int) -> None:
     assert min(port.queues) > 0  # and the port never runs empty
     windows = [path.control.window for path in port.paths]
     assert max(windows) <= 1.2 * min(windows)
+
+
+@pytest.mark.parametrize(("own_loss", "least"), [(0.005, 0.45), (0.02, 0.35), (0.1, 0.27)])
+def test_a_sender_with_losses_of_its_own_keeps_a_share(own_loss: float, least: float) -> None:
+    port = Port(2)
+    port.rounds(300, own_loss=own_loss)
+    shares = []
+    for _ in range(300):
+        port.rounds(1, own_loss=own_loss)
+        windows = [path.control.window for path in port.paths]
+        shares.append(windows[0] / sum(windows))
+    assert least < sum(shares) / len(shares) < 0.51
+    assert min(port.queues) > 0
 
 
 def test_a_step_grows_back_when_others_have_gone() -> None:
