@@ -90,7 +90,7 @@ class OpenRound:
         missing = None if self.sender is None else self.sender.final_missing
         if missing is None or not missing.size:
             return self.left_out
-        return np.union1d(missing, self.left_out) if self.left_out.size else missing
+        return _union(missing, self.left_out) if self.left_out.size else missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +128,11 @@ class StreamRounds:
         """`tolerance` as it came."""
         self.regime: Regime | None = None
         """Regime of the next uplink; None before the server has said."""
+
+
+def _union(one: Indices, other: Indices) -> Indices:
+    """Sorted and each once.  `np.union1d` imports another module first, in the first round."""
+    both = np.sort(np.concatenate((one, other)))
+    again = np.zeros(len(both), bool)
+    again[1:] = both[1:] == both[:-1]
+    return both[~again]

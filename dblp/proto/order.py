@@ -198,14 +198,20 @@ def _levels(energy: np.ndarray) -> npt.NDArray[np.int16]:
     """Steps of the square root of 2 around the median, so that a gradient that is equally strong
     everywhere has one level in spite of the noise of its chunks."""
     exact = energy.astype(np.float64)
-    usual = float(np.median(exact))
+    usual = _middle(exact)
     if not 0 < usual < math.inf:  # over half are zero, say: then what there is is told by itself
         there = exact[(exact > 0) & (exact < np.inf)]
-        usual = float(np.median(there)) if there.size else 1.0
+        usual = _middle(there) if there.size else 1.0
     with np.errstate(divide="ignore"):
         steps = np.rint(LEVELS_PER_OCTAVE * np.log2(exact / usual))
     levels: npt.NDArray[np.int16] = np.clip(steps, -LEVEL_MAX, LEVEL_MAX).astype(np.int16)
     return levels
+
+
+def _middle(values: npt.NDArray[np.float64]) -> float:
+    """The larger median.  `np.median` imports another module first, 10 ms in the first round."""
+    half = len(values) // 2
+    return float(np.partition(values, half)[half])
 
 
 def _descending(energy: np.ndarray) -> Indices:
