@@ -295,8 +295,8 @@ class Channel:
         """One transmit turn on the socket (impaired path); returns datagrams sent."""
 
     def next_deadline_ns(self, now_ns: int) -> int:
-        """When this channel next wants a turn though nothing arrives (pacing, credit request); -1:
-        never."""
+        """When this channel next wants a turn though nothing arrives (pacing, credit request, full
+        socket); -1: never."""
     def reached(self) -> bool:
         """Something for Python is waiting (as EVENT of pump()); cleared by take_events()."""
     def take_events(self) -> None: ...

@@ -14,6 +14,9 @@ from ._fastpath_py_socket import MAX_BATCH_BYTES, MAX_SEGMENTS, Datagram
 from ._fastpath_py_state import HOST_DELAY_UNIT_NS, LOW_32, ChannelState, check_round
 from .wire import FLAG_CREDIT_REQUEST, FLAG_CREDIT_UNTIMED, HEADER_BYTES, KIND_CREDIT, KIND_DATA
 
+FULL_SOCKET_NS = 1_000_000
+"""The pump waits for a full socket, an event loop has to look again."""
+
 HASTY_REQUESTS = 8
 """So many, and none was answered: the peer is not there."""
 
@@ -95,15 +98,15 @@ class SendingChannel(ChannelState):
         return self._round_trips.take()
 
     def next_deadline_ns(self, now_ns: int) -> int:
-        """When this channel next wants a turn though nothing arrives (pacing, credit request);
-        -1: never."""
+        """When this channel next wants a turn though nothing arrives (pacing, credit request, full
+        socket); -1: never."""
         if self._sending.sendable() is None:
             return -1
         if self._credit_left() <= 0:
             return self._progressed_ns(now_ns) + self._request_wait_ns
         if self._pacing_rate > 0 and now_ns < self._pacer.next_send_ns:
             return self._pacer.next_send_ns
-        return -1 if self._socket_full else now_ns
+        return now_ns + FULL_SOCKET_NS if self._socket_full else now_ns
 
     # --- what leaves ---
 

@@ -7,6 +7,7 @@ cdef enum:
     SEND_BATCHES = 4           # GSO batches per sendmmsg: 256 KiB, 80 us until credits are read
     CREDIT_COPIES = 4          # of 4 copies one arrives three times in four at 70 % loss
     HASTY_REQUESTS = 8         # and none was answered: the peer is not there
+    FULL_SOCKET_NS = 1_000_000 # the pump waits for a full socket, an event loop has to look again
     PREFETCH_CHUNKS = 2        # chunks that are on their way from memory while one is checked
     MAX_SEGMENTS = 64          # UDP_MAX_SEGMENTS of every kernel that knows GSO
     MAX_GSO_BYTES = 65000      # below 65,535 less IP and UDP headers
@@ -331,4 +332,4 @@ cdef int64_t next_deadline(ChannelState *s, int64_t now) noexcept nogil:
         return s.last_progress_ns + request_wait(s)
     if s.pacing_rate > 0 and now < s.next_send_ns:
         return s.next_send_ns
-    return -1 if s.send_full else now
+    return now + FULL_SOCKET_NS if s.send_full else now
