@@ -22,6 +22,7 @@ import torch
 from .. import fastpath
 from ..buffers import byte_view_of
 from ..errors import ConfigError
+from .copies import KeptCopies
 from .layout import BucketLayout, Ranges
 
 __all__ = ["ErrorFeedback"]
@@ -60,9 +61,9 @@ class ErrorFeedback:
         self._new: dict[tuple[str, ...], _Residual] = {}
         self._loose: dict[str, torch.Tensor] = {}
         """Residuals of parameters whose bucket has not been seen yet."""
-        # Memory that is kept: fresh memory is cleared by the kernel, page by page, in every step.
-        self._copies: dict[tuple[str, ...], torch.Tensor] = {}
+        self._copies: KeptCopies[tuple[str, ...]] = KeptCopies()
         self._rooms: dict[tuple[str, ...], list[torch.Tensor]] = {}
+        """Memory of residuals that is free, kept as that of copies."""
         self._lock = threading.Lock()
         self.is_needed = False
         """Whether anything may be owed: a round that may lose chunks has begun.  The same on all
@@ -87,16 +88,9 @@ class ErrorFeedback:
         if widest != gradient.dtype:
             gradient.copy_(wide)
 
-    @torch.no_grad()
     def copy_of(self, gradient: torch.Tensor, layout: BucketLayout) -> torch.Tensor:
         """What is being sent, for `capture`; valid until the bucket's next step."""
-        with self._lock:
-            kept = self._copies.get(layout.names)
-        if kept is None or kept.shape != gradient.shape or kept.dtype != gradient.dtype:
-            kept = torch.empty_like(gradient)
-            with self._lock:
-                self._copies[layout.names] = kept
-        return kept.copy_(gradient)
+        return self._copies.copy_of(layout.names, gradient)
 
     @torch.no_grad()
     def capture(
@@ -166,10 +160,13 @@ class ErrorFeedback:
         wanted = set(layout.names)
         for names in [names for names in self._known if wanted.intersection(names)]:
             self._loose.update(_by_parameter(self._known.pop(names)))
-        for names in [*self._copies, *self._rooms]:
-            if names != layout.names and wanted.intersection(names):
-                self._copies.pop(names, None)
-                self._rooms.pop(names, None)
+
+        def is_gone(names: tuple[str, ...]) -> bool:
+            return names != layout.names and not wanted.isdisjoint(names)
+
+        self._copies.forget(is_gone)
+        for names in [names for names in self._rooms if is_gone(names)]:
+            del self._rooms[names]
         found = [slot for slot in layout.slots if slot.name in self._loose]
         values = []
         for slot in found:

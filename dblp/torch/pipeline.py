@@ -19,6 +19,7 @@ from ..buffers import byte_view_of
 from ..collective.base import Collective, ExchangeReport
 from ..errors import DBLPError, LocalProtocolError
 from ..tolerance import EXACT
+from .copies import KeptCopies
 from .feedback import ErrorFeedback
 from .layout import BucketLayout, subtract
 from .options import ExchangeOptions
@@ -48,6 +49,8 @@ class BucketPipeline:
         self._options = options
         self._feedback = feedback
         self._thread = WorkThread("dblp-results")
+        self._backups: KeptCopies[int] = KeptCopies()
+        self._wires: KeptCopies[int] = KeptCopies()
 
     def launch(self, work: BucketWork) -> None:
         """Starts the exchange of a bucket; `work.done` is set at its end, whatever happens."""
@@ -63,7 +66,7 @@ class BucketPipeline:
                 )
             self._choose_exact_parts(work)
             if self._options.on_error == "gloo":
-                work.backup = work.buffer.detach().clone()
+                work.backup = self._backups.copy_of(work.stream, work.buffer.detach())
             work.memory.fetch(work, self._send)
         except Exception as error:
             self._fail(work, error)
@@ -100,7 +103,7 @@ class BucketPipeline:
                     norm = math.inf  # they have overflowed together: a step that will be skipped
                 if work.tolerance.is_exact:
                     feedback.settle(layout)
-            wire = self._on_the_wire(host)
+            wire = self._on_the_wire(work, host)
             if owing is not None and not work.tolerance.is_exact and wire is host:
                 feedback, layout = owing
                 work.sent = feedback.copy_of(host, layout)  # the mean is written over what is sent
@@ -124,9 +127,9 @@ class BucketPipeline:
         view, dtype = byte_view_of(host, what="gradient", writable=True)
         return fastpath.squared_norm(view, dtype) / work.scale() ** 2
 
-    def _on_the_wire(self, host: torch.Tensor) -> torch.Tensor:
+    def _on_the_wire(self, work: BucketWork, host: torch.Tensor) -> torch.Tensor:
         if self._options.wire_dtype == "bf16" and host.dtype in (torch.float32, torch.float64):
-            return host.to(torch.bfloat16)
+            return self._wires.copy_of(work.stream, host, torch.bfloat16)
         return host
 
     def _exchange(

@@ -147,7 +147,7 @@ def test_memory_is_kept_from_step_to_step_and_belongs_to_one_debt_at_a_time() ->
     assert len(copies) == 1 and len(rooms) == 2
     other = BucketLayout((Slot("a", 0, 4),))
     feedback.add_to(torch.zeros(4), other)
-    assert not feedback._copies and not feedback._rooms
+    assert len(feedback._copies) == 0 and not feedback._rooms
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
