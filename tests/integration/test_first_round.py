@@ -1,4 +1,4 @@
-"""The first round of a process does nothing that later ones do not: it imports no module."""
+"""The first rounds of a process import no module."""
 
 from __future__ import annotations
 
