@@ -243,6 +243,8 @@ class Channel:
     """Newest sequence we may send (credit); starts at 0: call grant() with the peer's window."""
     received_sequence: int
     """Newest sequence drained from the peer."""
+    drained: int
+    """DATA datagrams drained, with repeated ones: what is missing of received_sequence is lost."""
     def grant(self, sequence_seen: int, limit: int) -> None:
         """Credit that came otherwise than by datagram (monotonic: never lowers)."""
     def sync_received(self, sequence: int) -> None:

@@ -149,7 +149,7 @@ class ReceivingChannel(ChannelState):
             self.received_sequence = newest
             self._newest_arrival_ns = now_ns
         self._drained_since_credit += 1
-        self._drained += 1
+        self.drained += 1
         if self._drained_since_credit >= max(1, self._window // 8):
             self._credit_due = True
 

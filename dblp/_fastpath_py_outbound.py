@@ -212,7 +212,7 @@ class SendingChannel(ChannelState):
     def _credit(self, flags: int, held: int, newest: int, limit: int) -> bytes:
         """Its sequence field counts the DATA datagrams that this host has drained."""
         return pack_datagram(
-            KIND_CREDIT, flags, held, self._drained, newest & LOW_32, limit & LOW_32,
+            KIND_CREDIT, flags, held, self.drained, newest & LOW_32, limit & LOW_32,
             self._send_tag, b"",
         )  # fmt: skip
 

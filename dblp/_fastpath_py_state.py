@@ -88,7 +88,8 @@ class ChannelState:
         self._loss = LossInjector()
         self._event = False
         self._drained_since_credit = 0
-        self._drained = 0
+        self.drained = 0
+        """DATA datagrams drained, with repeated ones."""
         self._peer_drained = 0
         self._lost = 0
         self._credit_due = False

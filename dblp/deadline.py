@@ -2,8 +2,8 @@
 one (hazard 11).
 
 70 % loss against a bound of 40.8 % still needs several passes.  With a deadline the receiver takes
-what it has by then, if that is at least a floor; else it goes on and stops at the floor.  Where it
-is plain at the usual time that the deadline will not be enough, it does so then
+what it has by then, if that is at least a floor; else it goes on and stops at the floor.  Where so
+much is lost that the deadline will plainly not be enough, it does so before
 (`proto.time_limit.TimeLimit`).  Exact rounds and critical regimes have no deadline.
 """
 
@@ -35,7 +35,8 @@ class Deadline:
     seconds: float | None = None
     """From the first sign of the round at the receiver, in seconds; None adapts."""
     factor: float = 1.25
-    """Adaptive: this many times the median of recent rounds of the same stream and size."""
+    """Adaptive: this many times what a slow one of recent rounds of the same stream and size took
+    (their upper quartile)."""
     history: int = 32
     """Adaptive: rounds that count as recent."""
     warm_up: int = 5
@@ -82,15 +83,19 @@ class DeadlineClock:
             return None
         if plan.seconds is not None:
             return plan.seconds
-        paces = self._paces.get((stream, count))
-        if paces is None or len(paces) < plan.warm_up:
-            return None
-        return plan.factor * statistics.median(paces) * needed
+        paces = self._known(stream, count)
+        return plan.factor * sorted(paces)[3 * len(paces) // 4] * needed if paces else None
 
-    def usual_s(self, limit_s: float) -> float:
-        """What rounds with this limit usually take, in seconds; a fixed limit says nothing else."""
-        assert self.plan is not None
-        return limit_s if self.plan.seconds is not None else limit_s / self.plan.factor
+    def usual_s(self, stream: int, count: int, needed: int) -> float | None:
+        """Seconds that such a round usually takes (the median); None: not known (yet), or the
+        deadline is fixed."""
+        paces = self._known(stream, count)
+        return statistics.median(paces) * needed if paces else None
+
+    def _known(self, stream: int, count: int) -> deque[float] | None:
+        """Paces of recent rounds, if there are enough of them."""
+        paces = self._paces.get((stream, count))
+        return paces if self.plan and paces and len(paces) >= self.plan.warm_up else None
 
     def observe(self, stream: int, count: int, elapsed_s: float, *, needed: int, got: int) -> None:
         """A round of `count` chunks took `elapsed_s` and ended with `got` of `needed`, fewer only

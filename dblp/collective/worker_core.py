@@ -251,7 +251,7 @@ class WorkerCore:
             dtype=round_.dtype,
             tolerance=None,
             aim=False,
-            timed=not self._common,
+            timed=False,  # see `_on_uplink_finished`
             direction="downlink",
             rank=self.rank,
             now=now,
@@ -316,6 +316,9 @@ class WorkerCore:
         receiver = round_.receiver
         if receiver is not None and not receiver.is_over:  # a wrong guess can do no harm now
             self._session.channel.set_aim(receiver.slot, True)
+            # Nor can the end of the downlink: it zeroes what is missing, in the same buffer.
+            if not self._common:  # whose sender sends a fixed set of chunks and no others
+                receiver.allow_deadline()
         self._finish_if_done(state, round_, now)
 
     def _finish_if_done(self, state: StreamRounds, round_: OpenRound, now: float) -> None:

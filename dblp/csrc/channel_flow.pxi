@@ -79,6 +79,10 @@ cdef class _ChannelFlow:
     def received_sequence(self):
         return self.state.received_sequence
 
+    @property
+    def drained(self):
+        return self.state.drained
+
     def grant(self, sequence_seen, limit):
         grant_credit(&self.state, sequence_seen, limit, -1, 0)
 

@@ -38,7 +38,7 @@ class ReceivePlan:
     yields: bool = False
     """An announced tolerance replaces `tolerance`."""
     timed: bool = True
-    """The deadline holds here; not where the sender sends a fixed set of chunks and no others."""
+    """The deadline holds here, from the beginning; else from `Receiver.allow_deadline` on."""
 
 
 @dataclass(frozen=True, slots=True)

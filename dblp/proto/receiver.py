@@ -37,7 +37,7 @@ class Receiver:
     asked for again (hazard 2).  After STOP the slot is closed and nothing is armed (T1); the owner
     sees the round when `complete` has zeroed the missing chunks.
 
-    *Commands*: `complete`, `fail`.
+    *Commands*: `allow_deadline`, `complete`, `fail`.
     *Inputs*: `on_announcement`, `on_probe`, `on_chunk_data`, `on_progress`, `on_timeout`.
     *Outputs*: `timer`; frames and events go to the session's link.
     *Getters*: everything else.
@@ -45,8 +45,8 @@ class Receiver:
 
     __slots__ = (
         "_accepted", "_answer_at", "_answer_by", "_answered", "_duplicates", "_limit", "_link",
-        "_machine", "_needed", "_probe", "_started", "_stopped", "_target", "_to_come", "bitmap",
-        "error", "mismatch_told", "open", "plan", "reliable", "report", "slot", "stop",
+        "_machine", "_needed", "_probe", "_started", "_stopped", "_target", "_timed", "_to_come",
+        "bitmap", "error", "mismatch_told", "open", "plan", "reliable", "report", "slot", "stop",
         "tolerance",
     )  # fmt: skip
 
@@ -72,7 +72,8 @@ class Receiver:
         self._answered = 0  # epochs answered with a bitmap
         self._answer_at: float | None = None
         self._answer_by = 0.0
-        self._limit = TimeLimit(link.deadlines, plan.layout.count)
+        self._timed = plan.timed
+        self._limit = TimeLimit(link.deadlines, link.channel, plan.layout.count)
         self.reliable = False
         """Payload comes over TCP (hazard 9)."""
         self._to_come = OrderToCome(plan.layout.count)
@@ -212,10 +213,14 @@ class Receiver:
         if self._limit.due is not None and now >= self._limit.due:
             self._meet_limit(now)
         if self._answer_at is not None and now >= self._answer_at:
-            self._machine.step(ReceiverInput.ANSWER_DUE)
-            self._answer()
+            self._answer_or_stop(now)
 
     # --- commands ---------------------------------------------------------------------------
+
+    def allow_deadline(self) -> None:
+        """The round may end at the deadline from now on, which counts from its first sign."""
+        self._timed = True
+        self._set_limit()
 
     def complete(self) -> None:
         """After STOP, which leaves first: zeroes missing chunks (Algorithm 2, line 26) and makes
@@ -267,15 +272,16 @@ class Receiver:
 
     def _set_limit(self) -> None:
         """Rounds that may lose chunks and are not critical have a time limit (hazard 11)."""
-        if self.is_over or not self.plan.timed or not self.layout.count or self._started is None:
+        if self.is_over or not self._timed or not self.layout.count or self.open is None:
             return
+        assert self._started is not None
         regime = self._announced_regime() or self.plan.label.regime
         if self.tolerance is not None and not self.tolerance.is_exact and regime != "critical":
             self._limit.start(self.stream, began=self._started, needed=self._needed)
 
     def _meet_limit(self, now: float) -> None:
         """Takes what is there if it is enough; else what is enough becomes the bound."""
-        bound = self._limit.bound_at(now, accepted=self._accepted, needed=self._needed)
+        bound = self._limit.look(now, accepted=self._accepted, needed=self._needed)
         if bound == self._needed:
             return
         self._needed = self._target = bound
@@ -284,12 +290,20 @@ class Receiver:
         else:
             self._link.channel.set_notify(self.slot, bound)
 
+    def _answer_or_stop(self, now: float) -> None:
+        """A pass of the sender is over, and all of it has arrived or is lost."""
+        assert self._probe is not None
+        self._link.channel.sync_received(self._probe.sequence)
+        self._meet_limit(now)
+        if not self.is_over:
+            self._machine.step(ReceiverInput.ANSWER_DUE)
+            self._answer()
+
     def _answer(self) -> None:
         """Sends the bitmap (signal B, Algorithm 2 line 16)."""
         assert self._probe is not None and self.open is not None
         self._answer_at = None
         link, channel = self._link, self._link.channel
-        channel.sync_received(self._probe.sequence)
         fragments = self.bitmap.fragments(link.fragment_bytes)
         self._answered = max(self._answered, self._probe.epoch)
         seen = channel.received_sequence

@@ -97,7 +97,8 @@ class Session:
                 then not zeroed.
             aim: chunks may be received straight into `buffer` (`Channel.open_receive`).
             yields: an announced tolerance replaces `tolerance`.
-            timed: the round may end at the deadline of the settings.
+            timed: the round may end at the deadline of the settings, from the beginning; else from
+                `Receiver.allow_deadline` on.
             direction, rank, regime: for the report.
 
         Raises LocalProtocolError when the round is armed already or over.

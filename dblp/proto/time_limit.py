@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ..deadline import DeadlineClock
 
 __all__ = ["TimeLimit"]
 
 
+class Arrivals(Protocol):
+    """What a channel knows of datagrams from its peer."""
+
+    received_sequence: int
+    drained: int
+
+
 class TimeLimit:
     """The deadline of one round at its receiver.
 
-    There are two looks.  At the time that such a round usually takes: when so much is missing that
-    the bound cannot be met by the deadline at this pace, waiting for it would gain nothing but more
-    of what is not enough.  And at the deadline.  From such a look on the floor is the bound: what
-    is there is taken if it is the floor, else the round goes on until it is.
+    At the deadline the floor becomes the bound: what is there is taken if it is the floor, else the
+    round goes on until it is.  Two earlier looks are for bursts: at the time that such a round
+    usually takes, and whenever the sender is through with a pass.  When so many datagrams were lost
+    that the bound cannot be met in time at this pace, waiting would gain nothing but more of what
+    is not enough, and the result would have to wait too.  Without such losses a round has all of
+    its time: that it is behind may be its turn among others.
 
-    *Commands*: `start`, `stop`.  *Inputs*: `bound_at`, `remember`.  *Getters*: `due`, `is_past`.
+    *Commands*: `start`, `stop`.  *Inputs*: `look`, `remember`.  *Getters*: `due`, `is_past`.
     """
 
-    __slots__ = ("_clock", "_count", "_deadline", "due", "is_past")
+    __slots__ = (
+        "_began", "_clock", "_count", "_deadline", "_drained", "_path", "_sent", "_wanted_s", "due",
+        "is_past",
+    )  # fmt: skip
 
-    def __init__(self, clock: DeadlineClock, count: int) -> None:
+    def __init__(self, clock: DeadlineClock, path: Arrivals, count: int) -> None:
         self.due: float | None = None
-        """When `bound_at` wants to be asked, in seconds; None: never."""
+        """When `look` wants to be called, in seconds; None: never, there is no deadline (left)."""
         self.is_past = False
         """The round has gone below its bound."""
         self._clock = clock
+        self._path = path
         self._count = count
-        self._deadline = 0.0
+        self._began = self._deadline = self._wanted_s = 0.0
+        self._sent = self._drained = 0  # by the peer, and from the socket, when the round began
 
     def start(self, stream: int, *, began: float, needed: int) -> None:
         """The round of `stream` began at `began` seconds and ends with `needed` chunks; without a
@@ -35,24 +51,42 @@ class TimeLimit:
         limit = self._clock.limit_s(stream, self._count, needed)
         if limit is None:
             return
-        self._deadline = began + limit
-        self.due = began + min(limit, self._clock.usual_s(limit))
+        plan = self._clock.plan
+        assert plan is not None
+        usual = self._clock.usual_s(stream, self._count, needed)
+        self._began, self._deadline = began, began + limit
+        self._wanted_s = limit if usual is None else plan.factor * usual
+        self.due = began + (limit if usual is None else usual)
+        self._sent, self._drained = self._path.received_sequence, self._path.drained
 
     def stop(self) -> None:
         """The round is over."""
         self.due = None
 
-    def bound_at(self, now: float, *, accepted: int, needed: int) -> int:
-        """Chunks that end the round from now on, at `due`; `needed` if nothing changes."""
+    def look(self, now: float, *, accepted: int, needed: int) -> int:
+        """Chunks that end the round from now on; `needed` if nothing changes."""
+        if self.due is None:
+            return needed
         plan = self._clock.plan
-        assert plan is not None and self.due is not None
-        if now < self._deadline and accepted * plan.factor >= needed:
-            self.due = self._deadline
+        assert plan is not None
+        if now < self._deadline and not self._is_hopeless(now, accepted, needed):
+            if now >= self.due:
+                self.due = self._deadline
             return needed
         self.due = None
         bound = min(needed, plan.floor_needed(self._count))
         self.is_past = bound < needed
         return bound
+
+    def _is_hopeless(self, now: float, accepted: int, needed: int) -> bool:
+        """Whether more is lost than the deadline has room for, and the pace does not make up for
+        it."""
+        plan = self._clock.plan
+        assert plan is not None
+        sent = self._path.received_sequence - self._sent
+        came = self._path.drained - self._drained
+        late = (now - self._began) * needed > self._wanted_s * accepted
+        return late and came * plan.factor < sent
 
     def remember(self, stream: int, elapsed_s: float, *, needed: int, got: int) -> None:
         """The round is over: how long it took, for the deadlines of later ones."""

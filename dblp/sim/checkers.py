@@ -11,8 +11,10 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from ..deadline import Deadline
 from ..fastpath import COUNTERS
 from ..proto import Event, ReceiveFinished, Receiver, Sender, SendFinished
+from ..tolerance import Tolerance
 from ..wire import KIND_DATA, PROTOCOL_VERSION, Frame, Stop
 from .network import End, Host
 from .watch import Observer, Violation, WatchedSession
@@ -180,9 +182,11 @@ class BitmapAndCount(Observer):
 
 
 class OneStop(Observer):
-    """R2: exactly one STOP decision per round, and only within the exact bound."""
+    """R2: exactly one STOP decision per round, and only within the exact bound, or at a deadline
+    with its floor."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: Deadline | None = None) -> None:
+        self._deadline = deadline
         self._finished: set[int] = set()
         self._decided: dict[tuple[WatchedSession, int, int], tuple[int, bytes | None]] = {}
 
@@ -195,7 +199,8 @@ class OneStop(Observer):
             raise Violation("R2", f"{_where(session, receiver)} ended twice")
         self._finished.add(id(receiver))
         assert receiver.tolerance is not None
-        fraction, count = Fraction(receiver.tolerance.fraction), receiver.layout.count
+        count = receiver.layout.count
+        fraction = self._most_missing(receiver)
         missing = count - int(arrived_bits(receiver).sum())
         if missing * fraction.denominator > fraction.numerator * count:
             raise Violation(
@@ -203,6 +208,21 @@ class OneStop(Observer):
                 f"{_where(session, receiver)} ended with {missing} of {count} chunks missing at a "
                 f"tolerance of {receiver.tolerance}",
             )
+
+    def _most_missing(self, receiver: Receiver) -> Fraction:
+        """The share that may be missing.  Rounds that must be exact, or are critical, have no
+        deadline."""
+        assert receiver.tolerance is not None and receiver.stop is not None
+        fraction = Fraction(receiver.tolerance.fraction)
+        if not receiver.stop.at_deadline:
+            return fraction
+        open_ = receiver.open
+        critical = open_ is not None and open_.tolerance is not None and open_.critical
+        if self._deadline is None or receiver.tolerance.is_exact or critical:
+            where = f"stream {receiver.stream} round {receiver.round_id}"
+            raise Violation("R2", f"{where} has ended at a deadline that it must not have")
+        assert isinstance(self._deadline.floor, Tolerance)
+        return Fraction(self._deadline.floor.fraction)
 
     def frame_out(self, session: WatchedSession, frame: Frame) -> None:
         """All copies of a STOP say the same."""

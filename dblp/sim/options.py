@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..config import FLOAT_DTYPES, ORDERS, TransportConfig
 from ..congestion import AdaptiveWindow, Congestion, FixedRate, Unpaced
+from ..deadline import Deadline
 from ..faults import GilbertElliott, Impairment
 from ..phase import (
     AccordionPolicy,
@@ -135,6 +136,7 @@ class Options:
     """The ranks announce the tolerance of every round, as in a mesh; else the policy decides."""
     local: int | None = None
     """The rank that lives with the server, as in a mesh; it has no connection."""
+    deadline: Deadline | None = None
 
     @property
     def config(self) -> TransportConfig:
@@ -145,6 +147,7 @@ class Options:
             control=self.control,
             probe_quiet_s=self.probe_quiet_s,
             congestion=self.congestion,
+            deadline=self.deadline,
             timeout_s=self.timeout_s,
             seed=self.seed % 1000,
         )
@@ -216,6 +219,7 @@ def draw(seed: int) -> Options:
         late_turns=rng.random() < 0.4,
         announced=announced,
         local=local,
+        deadline=_deadline(rng),
     )
 
 
@@ -308,6 +312,15 @@ def _faults(rng: random.Random, first_round: int) -> Impairment:
         stale=stale,
         delay=delay,
     )
+
+
+def _deadline(rng: random.Random) -> Deadline | None:
+    if rng.random() < 0.6:
+        return None
+    floor = rng.choice(("85%", "85%", "50%", "99.9%"))
+    if rng.random() < 0.5:
+        return Deadline(floor=floor, seconds=10 ** rng.uniform(-4.0, -1.0))
+    return Deadline(floor=floor, factor=rng.choice((1.0, 1.25, 3.0)), warm_up=rng.choice((1, 2)))
 
 
 def _trouble(rng: random.Random, kind: str, world: int) -> str:

@@ -103,7 +103,7 @@ class Scenario:
             SilentAfterStop(),
             SourceUnchanged(eager=options.stop == "eager"),
             BitmapAndCount(),
-            OneStop(),
+            OneStop(options.deadline),
             AcceptedBytes(self.sources),
             self.counted,
             OneTolerance(),

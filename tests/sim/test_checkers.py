@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dblp import fastpath
+from dblp import Deadline, fastpath
 from dblp.collective.server_core import ServerCore
 from dblp.collective.server_round import Stage
 from dblp.collective.worker_round import OpenRound
@@ -198,6 +198,31 @@ def test_r2_a_receiver_that_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tolerance, "needed", lambda self, n: max(0, right(self, n) - 1))
     with violates("R2"):
         Scenario(scene(policy=("fixed", "40.8%"), up=SLOW)).run()
+
+
+def test_r2_a_deadline_that_no_one_has_set(pair: Evidence) -> None:
+    receiver = pair.receiver("b")
+    assert receiver.stop is not None
+    receiver.stop = msgspec.structs.replace(receiver.stop, at_deadline=True)
+    OneStop(Deadline(floor="50%")).event(pair.session("b"), ReceiveFinished(receiver))
+    with violates("R2"):
+        OneStop().event(pair.session("b"), ReceiveFinished(receiver))
+
+
+def test_r2_a_deadline_that_takes_less_than_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted in the code: the floor is off by one chunk."""
+    right = Deadline.floor_needed
+    monkeypatch.setattr(Deadline, "floor_needed", lambda self, n: right(self, n) - 1)
+    with violates("R2"):
+        Scenario(
+            scene(
+                kind="pair",
+                streams=((RoundPlan(500, "float32", "40.8%"),) * 6,),
+                faults_up=Impairment(uniform=0.8),
+                up=SLOW,
+                deadline=Deadline(floor="50%", seconds=1e-5),
+            )
+        ).run()
 
 
 def test_r3_a_mutated_byte(pair: Evidence) -> None:

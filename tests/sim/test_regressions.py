@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dblp import Deadline
 from dblp.faults import Impairment
 from dblp.sim.link import PathModel
 from dblp.sim.options import RoundPlan
@@ -97,6 +98,18 @@ def test_a_downlink_on_tcp_waits_for_the_whole_mean() -> None:
     assert outcome.rounds == 4 and outcome.virtual_s < 0.04
 
 
+def test_the_deadline_of_a_downlink_passes_before_its_uplink_is_over() -> None:
+    """The worker zeroed what was missing of the mean in the buffer that it still sent from, and
+    took its uplink for stopped: the others got zeros, or the server waited for chunks in vain."""
+    outcome = run(
+        seed=1, streams=((LOSSY,) * 5,), up=SLOW, downlink="lossy",
+        policy=("norm", "0.8%", "40.8%", 0.5, 1),
+        faults_up=Impairment(bursts={3: 0.9}, seed=1),
+        deadline=Deadline(floor="90%", factor=1.0, warm_up=1),
+    )  # fmt: skip
+    assert outcome.rounds == 10 and not outcome.error
+
+
 SEEDS = {
     13: "a result buffer is reused while a downlink still reads it",
     17: "a worker leaves in the middle of its uplink",
@@ -108,6 +121,7 @@ SEEDS = {
     259: "a downlink whose STOP was overtaken by the next round (hazard 4)",
     482: "a lossy downlink ends before the server's turn that stops the uplink (no fault: the "
     "checker of S2 did not know)",
+    654: "the deadline of a downlink passes before its uplink is over",
     1515: "a STOP and the goodbye come in one turn",
     2309: "a downlink on TCP waits for the whole mean",
 }

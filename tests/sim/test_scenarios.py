@@ -79,6 +79,8 @@ def test_seeds_reach_what_they_are_to_reach() -> None:
     assert {one.blocked for one in sample} == {"", "up", "down", "both"}
     troubles = {"", "crash", "server crash", "leave", "freeze", "mismatch"}
     assert {one.trouble for one in sample} == troubles
+    kinds = {None if one.deadline is None else one.deadline.seconds is None for one in sample}
+    assert kinds == {None, True, False}
     plans = [plan for one in sample for stream in one.streams for plan in stream]
     assert {plan.dtype for plan in plans} == {"float16", "bfloat16", "float32", "float64"}
     assert {0, 1} <= {plan.elements for plan in plans}

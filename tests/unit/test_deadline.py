@@ -18,13 +18,14 @@ def test_a_fixed_limit_holds_from_the_first_round() -> None:
     assert DeadlineClock(Deadline(seconds=0.05)).limit_s(3, 7, 4) == 0.05
 
 
-def test_an_adaptive_limit_follows_the_median_of_its_stream_and_size() -> None:
-    clock = DeadlineClock(Deadline(factor=2.0, warm_up=3, history=5))
-    for seconds in (1.0, 3.0):
+def test_an_adaptive_limit_follows_slow_rounds_of_its_stream_and_size() -> None:
+    clock = DeadlineClock(Deadline(factor=2.0, warm_up=4, history=5))
+    for seconds in (1.0, 4.0, 2.0):
         clock.observe(0, 100, seconds, needed=60, got=60)
-        assert clock.limit_s(0, 100, 60) is None
-    clock.observe(0, 100, 2.0, needed=60, got=60)
-    assert clock.limit_s(0, 100, 60) == pytest.approx(4.0)
+        assert clock.limit_s(0, 100, 60) is None and clock.usual_s(0, 100, 60) is None
+    clock.observe(0, 100, 3.0, needed=60, got=60)
+    assert clock.usual_s(0, 100, 60) == pytest.approx(2.5)  # the median
+    assert clock.limit_s(0, 100, 60) == pytest.approx(8.0)  # the upper quartile, twice
     assert clock.limit_s(1, 100, 60) is None and clock.limit_s(0, 101, 60) is None
     for _ in range(5):
         clock.observe(0, 100, 10.0, needed=60, got=60)

@@ -1,6 +1,8 @@
-"""The two looks of a round with a deadline."""
+"""The looks of a round with a deadline."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,17 +14,28 @@ NEEDED = 592
 """Of 1,000 chunks at 40.8 %; the floor is 150."""
 
 
-def started(plan: Deadline | None, *, usual_s: float = 0.1) -> TimeLimit:
-    clock = DeadlineClock(plan)
+def path() -> SimpleNamespace:
+    """A peer that has sent 5,000 datagrams before the round, of which 4,000 came."""
+    return SimpleNamespace(received_sequence=5000, drained=4000)
+
+
+def started(plan: Deadline | None, *, usual_s: float = 0.1, lost: float = 0.0) -> TimeLimit:
+    """A round that began at 7 s, and since then 600 datagrams, of which a share of `lost` is
+    missing."""
+    clock, sent = DeadlineClock(plan), path()
     for _ in range(5):
         clock.observe(0, 1000, usual_s, needed=NEEDED, got=NEEDED)
-    limit = TimeLimit(clock, 1000)
+    limit = TimeLimit(clock, sent, 1000)
     limit.start(0, began=7.0, needed=NEEDED)
+    sent.received_sequence += 600
+    sent.drained += round(600 * (1 - lost))
     return limit
 
 
 def test_without_a_deadline_there_is_no_look() -> None:
-    assert started(None).due is None
+    limit = started(None, lost=0.7)
+    assert limit.due is None
+    assert limit.look(8.0, accepted=0, needed=NEEDED) == NEEDED and not limit.is_past
 
 
 @pytest.mark.parametrize(
@@ -35,37 +48,71 @@ def test_without_a_deadline_there_is_no_look() -> None:
         (473, 150, True),
     ],
 )
-def test_the_first_look_is_at_the_usual_time(accepted: int, bound: int, is_past: bool) -> None:
-    limit = started(Deadline())
+def test_at_the_usual_time_a_round_in_a_burst_is_given_up(
+    accepted: int, bound: int, is_past: bool
+) -> None:
+    limit = started(Deadline(), lost=0.7)
     assert limit.due == pytest.approx(7.1)
-    assert limit.bound_at(7.11, accepted=accepted, needed=NEEDED) == bound
+    assert limit.look(7.1, accepted=accepted, needed=NEEDED) == bound
     assert limit.is_past is is_past
     assert limit.due == (None if is_past else pytest.approx(7.125))
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.2])
+def test_what_is_behind_without_losses_has_all_of_its_time(lost: float) -> None:
+    limit = started(Deadline(), lost=lost)
+    assert limit.look(7.1, accepted=0, needed=NEEDED) == NEEDED
+    assert limit.due == pytest.approx(7.125)
+
+
+@pytest.mark.parametrize(
+    ("at", "accepted", "given_up"),
+    [
+        (7.05, 178, True),  # a pass is over at half time: all of it would take 0.166 s
+        (7.03, 178, False),  # 0.0998 s: it sends faster than usual, there is time for more
+        (7.05, 297, False),
+    ],
+)
+def test_at_the_end_of_a_pass_the_pace_counts(at: float, accepted: int, given_up: bool) -> None:
+    limit = started(Deadline(), lost=0.7)
+    assert limit.look(at, accepted=accepted, needed=NEEDED) == (150 if given_up else NEEDED)
+    assert limit.due == (None if given_up else pytest.approx(7.1))
+
+
+def test_what_was_lost_before_the_round_does_not_count() -> None:
+    limit = started(Deadline())  # a fifth of the 5,000 before it was lost
+    assert limit.look(7.05, accepted=10, needed=NEEDED) == NEEDED
 
 
 @pytest.mark.parametrize("accepted", [0, 149, 590])
 def test_at_the_deadline_the_floor_is_the_bound(accepted: int) -> None:
     limit = started(Deadline())
-    limit.bound_at(7.11, accepted=500, needed=NEEDED)
-    assert limit.bound_at(7.126, accepted=accepted, needed=NEEDED) == 150
+    limit.look(7.11, accepted=500, needed=NEEDED)
+    assert limit.look(7.126, accepted=accepted, needed=NEEDED) == 150
     assert limit.is_past and limit.due is None
 
 
-def test_a_fixed_deadline_has_one_look() -> None:
+def test_a_fixed_deadline_has_no_look_at_a_usual_time() -> None:
     limit = started(Deadline(seconds=0.05))
     assert limit.due == pytest.approx(7.05)
-    assert limit.bound_at(7.051, accepted=0, needed=NEEDED) == 150
+    assert limit.look(7.051, accepted=0, needed=NEEDED) == 150
+
+
+def test_a_pass_that_lost_too_much_for_a_fixed_deadline_is_the_last() -> None:
+    limit = started(Deadline(seconds=0.05), lost=0.7)
+    assert limit.look(7.01, accepted=178, needed=NEEDED) == NEEDED  # 0.033 s
+    assert limit.look(7.02, accepted=178, needed=NEEDED) == 150  # 0.067 s
 
 
 def test_the_floor_never_raises_the_bound() -> None:
     limit = started(Deadline(floor="10%"))
-    assert limit.bound_at(7.2, accepted=10, needed=NEEDED) == NEEDED
+    assert limit.look(7.2, accepted=10, needed=NEEDED) == NEEDED
     assert not limit.is_past
 
 
 def test_a_stopped_limit_wants_nothing_and_remembers_the_pace() -> None:
     clock = DeadlineClock(Deadline(factor=1.0, warm_up=1))
-    limit = TimeLimit(clock, 1000)
+    limit = TimeLimit(clock, path(), 1000)
     limit.stop()
     assert limit.due is None
     limit.remember(0, 0.1, needed=NEEDED, got=NEEDED // 4)
