@@ -272,9 +272,8 @@ class Receiver:
 
     def _set_limit(self) -> None:
         """Rounds that may lose chunks and are not critical have a time limit (hazard 11)."""
-        if self.is_over or not self._timed or not self.layout.count or self.open is None:
+        if self.is_over or not self._timed or self.open is None or self._started is None:
             return
-        assert self._started is not None
         regime = self._announced_regime() or self.plan.label.regime
         if self.tolerance is not None and not self.tolerance.is_exact and regime != "critical":
             self._limit.start(self.stream, began=self._started, needed=self._needed)
