@@ -4,7 +4,6 @@
 cdef enum:
     MAX_CHANNELS = 256
     MAX_WAKE = 64
-    SPIN_NS = 20_000           # how long an empty socket is read again before the pump sleeps
     CREDIT_BATCH = 32          # datagrams that are worth a credit at once
     CREDIT_DELAY_NS = 30_000   # longest that a smaller number waits for its credit
     CLOCK_TURNS = 8            # turns between two looks at the wake descriptors while busy
@@ -80,12 +79,14 @@ cdef int wait_for_any(
 cdef int pump_until(
     ChannelState **channels, int count, pollfd *fds, int wakes, int64_t budget, int64_t linger,
 ) noexcept nogil:
-    cdef int64_t start = dblp_now_ns(), now = start, quiet_since = start, wait
+    cdef int64_t start = dblp_now_ns(), now = start, quiet_since = start, wait, spin = 0
     cdef int turn = 0, i, ready
     while True:
         if any_event(channels, count):
             return 1
         if pump_turn(channels, count, now):
+            dblp_spin_learn(now - quiet_since)
+            spin = 0
             quiet_since = now
             turn += 1
             if turn % CLOCK_TURNS == 0 and wait_for_any(channels, count, fds, wakes, 0) == 8:
@@ -97,11 +98,16 @@ cdef int pump_until(
         if any_event(channels, count):
             return 1
         now = dblp_now_ns()
-        if now - quiet_since < SPIN_NS:
+        if now - quiet_since < DBLP_SPIN_SHORT_NS:
             continue
+        if spin == 0:
+            spin = dblp_spin_ns(now)
         # Sockets are empty.  A few datagrams wait a moment for company before their credit goes.
         if few_owed(channels, count):
-            if wait_for_any(channels, count, fds, wakes, CREDIT_DELAY_NS) & 7:
+            if spin > DBLP_SPIN_SHORT_NS:
+                if now - quiet_since < DBLP_SPIN_SHORT_NS + CREDIT_DELAY_NS:
+                    continue
+            elif wait_for_any(channels, count, fds, wakes, CREDIT_DELAY_NS) & 7:
                 now = dblp_now_ns()
                 continue
         for i in range(count):
@@ -109,6 +115,8 @@ cdef int pump_until(
         now = dblp_now_ns()
         if now - start >= budget:
             return 4
+        if now - quiet_since < spin:
+            continue
         if now - quiet_since >= linger:
             return 2
         wait = min(linger - (now - quiet_since), budget - (now - start))
