@@ -1,6 +1,6 @@
 /* How long the pump of a thread reads empty sockets again before it sleeps.
  *
- * To be woken costs the peer where it is on the same host (6 to 10 us in a virtual machine, once per
+ * To be woken costs the peer where it is on the same host (6 to 10 us in a virtual machine, once a
  * GSO batch), and takes as long. But on a processor that others want, every microsecond of reading
  * in vain is theirs. So a long spin has to have been worth it lately, and ends for a while with the
  * first switch that this thread did not ask for. */
