@@ -3,7 +3,7 @@ one (hazard 11).
 
 70 % loss against a bound of 40.8 % still needs several passes.  With a deadline the receiver takes
 what it has by then, if that is at least a floor; else it goes on and stops at the floor.  Where so
-much is lost that the deadline will plainly not be enough, it does so before
+much is lost that an adaptive deadline will plainly not be enough, it does so before
 (`proto.time_limit.TimeLimit`).  Exact rounds and critical regimes have no deadline.
 """
 

@@ -81,27 +81,32 @@ cdef int pump_until(
 ) noexcept nogil:
     cdef int64_t start = dblp_now_ns(), now = start, quiet_since = start, wait, spin = 0
     cdef int turn = 0, i, ready
+    cdef bint silent = False   # a turn has found nothing since the last one that did
     while True:
         if any_event(channels, count):
             return 1
         if pump_turn(channels, count, now):
-            dblp_spin_learn(now - quiet_since)
+            if silent:
+                dblp_spin_learn(now - quiet_since)
+            silent = False
             spin = 0
-            quiet_since = now
             turn += 1
             if turn % CLOCK_TURNS == 0 and wait_for_any(channels, count, fds, wakes, 0) == 8:
                 return 8
-            now = dblp_now_ns()
+            now = quiet_since = dblp_now_ns()
             if now - start >= budget:
                 return 4
             continue
         if any_event(channels, count):
             return 1
+        silent = True
         now = dblp_now_ns()
         if now - quiet_since < DBLP_SPIN_SHORT_NS:
             continue
         if spin == 0:
             spin = dblp_spin_ns(now)
+            if spin > DBLP_SPIN_SHORT_NS and wait_for_any(channels, count, fds, wakes, 0) == 8:
+                return 8
         # Sockets are empty.  A few datagrams wait a moment for company before their credit goes.
         if few_owed(channels, count):
             if spin > DBLP_SPIN_SHORT_NS:

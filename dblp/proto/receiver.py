@@ -278,9 +278,9 @@ class Receiver:
         if self.tolerance is not None and not self.tolerance.is_exact and regime != "critical":
             self._limit.start(self.stream, began=self._started, needed=self._needed)
 
-    def _meet_limit(self, now: float) -> None:
+    def _meet_limit(self, now: float, *, pass_over: bool = False) -> None:
         """Takes what is there if it is enough; else what is enough becomes the bound."""
-        bound = self._limit.look(now, accepted=self._accepted, needed=self._needed)
+        bound = self._limit.look(now, self._accepted, self._needed, pass_over=pass_over)
         if bound == self._needed:
             return
         self._needed = self._target = bound
@@ -293,7 +293,7 @@ class Receiver:
         """A pass of the sender is over, and all of it has arrived or is lost."""
         assert self._probe is not None
         self._link.channel.sync_received(self._probe.sequence)
-        self._meet_limit(now)
+        self._meet_limit(now, pass_over=True)
         if not self.is_over:
             self._machine.step(ReceiverInput.ANSWER_DUE)
             self._answer()
@@ -331,13 +331,13 @@ class Receiver:
         missing_count = count - self._accepted
         assert 0 <= missing_count <= count - self._needed, "R2: STOP below the bound"
         self._let_go()
+        needed = count if self.tolerance is None else self.tolerance.needed(count)
         if self.tolerance is not None and self._started is not None and count:
-            needed = self.tolerance.needed(count)
             elapsed_s = now - self._started
             self._limit.remember(self.stream, elapsed_s, needed=needed, got=self._accepted)
         data = encode_ranges(self.bitmap.missing()) if missing_count else b""
         fits = len(data) <= link.fragment_bytes
-        late = self._limit.is_past
+        late = self._accepted < needed
         short = Stop(
             self.stream, self.round_id, self._accepted, count, late, data if fits else None
         )
@@ -388,7 +388,7 @@ class Receiver:
             datagrams=self._accepted,
             elapsed_s=now - self._started if self._started is not None else 0.0,
             rtt_s=self._link.rtt.smoothed_s,
-            at_deadline=self._limit.is_past,
+            at_deadline=self.stop is not None and self.stop.at_deadline,
             fallback=self.reliable,
             **counters,
         )

@@ -209,9 +209,8 @@ class Sender:
                 f"the peer sent a bitmap of chunks {first} to {end} of round {self.round_id}, "
                 f"which has {self.layout.count}: use the same version of dblp on both sides"
             )
-        if self.is_over or bitmap.epoch != self.epoch or self.epoch == 0:
-            return
-        if any(first < known_end and known < end for known, known_end in self._answered):
+        twice = any(first < known_end and known < end for known, known_end in self._answered)
+        if self.is_over or bitmap.epoch != self.epoch or self.epoch == 0 or twice:
             return
         decode = decode_bits if bitmap.encoding == "bits" else decode_ranges
         missing = self._wanted(decode(bitmap.data, bitmap.count) + np.uint32(first))
@@ -238,16 +237,17 @@ class Sender:
                 f"chunks and it has {count}: use the same version of dblp on both sides"
             )
         if stop.missing is not None and self.final_missing is None:
-            missing = decode_ranges(stop.missing, count)
+            self.final_missing = missing = decode_ranges(stop.missing, count)
             if missing.size != count - stop.accepted:
                 raise RemoteProtocolError(
                     f"the peer stopped round {self.round_id} with {stop.accepted} of {count} "
                     f"chunks but names {missing.size} as missing"
                 )
-            self.final_missing = missing
         if self._machine.step(SenderInput.STOP):
             if stop.accepted > 0 and not self.fallback:
                 self._link.datagrams.worked()
+            if stop.at_deadline and self.epoch and not self._answered:  # in place of a bitmap
+                self._measure_loss(stop.accepted)
             self._finish(count - stop.accepted, at_deadline=stop.at_deadline, now=now)
 
     def on_timeout(self, *, now: float) -> None:
@@ -285,8 +285,8 @@ class Sender:
         wait = link.policy.resend_after_s(self._resends, reliable=self.reliable)
         self.timer = now + wait * link.jitter()
 
-    def _judge_pass(self, accepted: int) -> None:
-        """The first answer of an epoch shows whether the pass delivered anything (hazard 9)."""
+    def _measure_loss(self, accepted: int) -> int:
+        """The first answer of an epoch shows what the pass has delivered; returns how much."""
         gained = max(0, accepted - self._accepted)
         queued = self._link.channel.sent(self.slot) - self._sent_before
         self._sent_before += queued
@@ -295,11 +295,12 @@ class Sender:
             self._link.datagrams.trusted = False
         if self.epoch == 1:
             self._link.first_pass.learn(self._loss)
-        if gained:
-            self._accepted = accepted
-            self._idle_passes = 0
-        else:
-            self._idle_passes += 1
+        self._accepted += gained
+        return gained
+
+    def _judge_pass(self, accepted: int) -> None:
+        """Whether the pass delivered anything (hazard 9)."""
+        self._idle_passes = 0 if self._measure_loss(accepted) else self._idle_passes + 1
         hopeless = self._idle_passes >= IDLE_PASSES_MAX or self.passes >= PASSES_MAX
         if hopeless and not self.reliable:
             self.reliable = self.fallback = True
@@ -361,10 +362,9 @@ class Sender:
         return sent
 
     def _finish(self, missing: int, *, at_deadline: bool, now: float) -> None:
-        sent = self._let_go()
         if not self.epoch and not at_deadline:
             self._link.first_pass.learn(0.0)
-        self.report = self._make_report(missing, sent, at_deadline, now)
+        self.report = self._make_report(missing, self._let_go(), at_deadline, now)
         self._link.events.append(SendFinished(self))
 
     def progress_report(self, *, now: float) -> RoundReport:

@@ -20,30 +20,28 @@ class TimeLimit:
     """The deadline of one round at its receiver.
 
     At the deadline the floor becomes the bound: what is there is taken if it is the floor, else the
-    round goes on until it is.  Two earlier looks are for bursts: at the time that such a round
-    usually takes, and whenever the sender is through with a pass.  When so many datagrams were lost
-    that the bound cannot be met in time at this pace, waiting would gain nothing but more of what
-    is not enough, and the result would have to wait too.  Without such losses a round has all of
-    its time: that it is behind may be its turn among others.
+    round goes on until it is.  An adaptive one has two earlier looks, for bursts: at the time that
+    such a round usually takes, and whenever the sender is through with a pass.  When so many
+    datagrams were lost that the bound cannot be met in time at this pace, waiting would gain
+    nothing but more of what is not enough, and the result would have to wait too.  Without such
+    losses a round has all of its time: that it is behind may be its turn among others.
 
-    *Commands*: `start`, `stop`.  *Inputs*: `look`, `remember`.  *Getters*: `due`, `is_past`.
+    *Commands*: `start`, `stop`.  *Inputs*: `look`, `remember`.  *Getters*: `due`.
     """
 
     __slots__ = (
         "_began", "_clock", "_count", "_deadline", "_drained", "_path", "_sent", "_wanted_s", "due",
-        "is_past",
     )  # fmt: skip
 
     def __init__(self, clock: DeadlineClock, path: Arrivals, count: int) -> None:
         self.due: float | None = None
         """When `look` wants to be called, in seconds; None: never, there is no deadline (left)."""
-        self.is_past = False
-        """The round has gone below its bound."""
         self._clock = clock
         self._path = path
         self._count = count
-        self._began = self._deadline = self._wanted_s = 0.0
-        self._sent = self._drained = 0  # by the peer, and from the socket, when the round began
+        self._began = self._deadline = 0.0
+        self._wanted_s: float | None = None  # what a round in a burst should take; None: fixed
+        self._sent = self._drained = 0  # by the peer, and from the socket, when the limit was set
 
     def start(self, stream: int, *, began: float, needed: int) -> None:
         """The round of `stream` began at `began` seconds and ends with `needed` chunks; without a
@@ -51,40 +49,46 @@ class TimeLimit:
         limit = self._clock.limit_s(stream, self._count, needed)
         if limit is None:
             return
-        plan = self._clock.plan
-        assert plan is not None
-        usual = self._clock.usual_s(stream, self._count, needed)
         self._began, self._deadline = began, began + limit
-        self._wanted_s = limit if usual is None else plan.factor * usual
-        self.due = began + (limit if usual is None else usual)
+        self.due = self._deadline
+        usual = self._clock.usual_s(stream, self._count, needed)
+        if usual is not None:
+            assert self._clock.plan is not None
+            self._wanted_s = self._clock.plan.factor * usual
+            self.due = began + usual
         self._sent, self._drained = self._path.received_sequence, self._path.drained
 
     def stop(self) -> None:
         """The round is over."""
         self.due = None
 
-    def look(self, now: float, *, accepted: int, needed: int) -> int:
-        """Chunks that end the round from now on; `needed` if nothing changes."""
+    def look(self, now: float, accepted: int, needed: int, *, pass_over: bool = False) -> int:
+        """Chunks that end the round from now on; `needed` if nothing changes.
+
+        `pass_over`: what the sender has sent so far has arrived or is lost.
+        """
         if self.due is None:
             return needed
         plan = self._clock.plan
         assert plan is not None
-        if now < self._deadline and not self._is_hopeless(now, accepted, needed):
+        if now < self._deadline and not self._is_hopeless(now, accepted, needed, pass_over):
             if now >= self.due:
                 self.due = self._deadline
             return needed
         self.due = None
-        bound = min(needed, plan.floor_needed(self._count))
-        self.is_past = bound < needed
-        return bound
+        return min(needed, plan.floor_needed(self._count))
 
-    def _is_hopeless(self, now: float, accepted: int, needed: int) -> bool:
-        """Whether more is lost than the deadline has room for, and the pace does not make up for
+    def _is_hopeless(self, now: float, accepted: int, needed: int, pass_over: bool) -> bool:
+        """Whether more is lost than the factor has room for, and the pace does not make up for
         it."""
         plan = self._clock.plan
-        assert plan is not None
-        sent = self._path.received_sequence - self._sent
-        came = self._path.drained - self._drained
+        if plan is None or self._wanted_s is None:
+            return False
+        if pass_over:  # it had as many chunks as are needed, or more
+            sent, came = needed, accepted
+        else:  # other rounds of the session count too: they take the same path
+            sent = self._path.received_sequence - self._sent
+            came = self._path.drained - self._drained
         late = (now - self._began) * needed > self._wanted_s * accepted
         return late and came * plan.factor < sent
 

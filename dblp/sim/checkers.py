@@ -217,7 +217,9 @@ class OneStop(Observer):
         if not receiver.stop.at_deadline:
             return fraction
         open_ = receiver.open
-        critical = open_ is not None and open_.tolerance is not None and open_.critical
+        critical = receiver.plan.label.regime == "critical"
+        if open_ is not None and open_.tolerance is not None:
+            critical = open_.critical
         if self._deadline is None or receiver.tolerance.is_exact or critical:
             where = f"stream {receiver.stream} round {receiver.round_id}"
             raise Violation("R2", f"{where} has ended at a deadline that it must not have")

@@ -35,79 +35,72 @@ def started(plan: Deadline | None, *, usual_s: float = 0.1, lost: float = 0.0) -
 def test_without_a_deadline_there_is_no_look() -> None:
     limit = started(None, lost=0.7)
     assert limit.due is None
-    assert limit.look(8.0, accepted=0, needed=NEEDED) == NEEDED and not limit.is_past
+    assert limit.look(8.0, 0, NEEDED) == NEEDED
 
 
 @pytest.mark.parametrize(
-    ("accepted", "bound", "is_past"),
+    ("accepted", "bound"),
     [
-        (178, 150, True),  # what a burst of 70 % leaves: hopeless, and enough
-        (149, 150, True),  # below the floor: only that far
-        (0, 150, True),
-        (474, NEEDED, False),  # at this pace the deadline will do
-        (473, 150, True),
+        (178, 150),  # what a burst of 70 % leaves: hopeless, and enough
+        (149, 150),  # below the floor: only that far
+        (0, 150),
+        (474, NEEDED),  # at this pace the deadline will do
+        (473, 150),
     ],
 )
-def test_at_the_usual_time_a_round_in_a_burst_is_given_up(
-    accepted: int, bound: int, is_past: bool
-) -> None:
+def test_at_the_usual_time_a_round_in_a_burst_is_given_up(accepted: int, bound: int) -> None:
     limit = started(Deadline(), lost=0.7)
     assert limit.due == pytest.approx(7.1)
-    assert limit.look(7.1, accepted=accepted, needed=NEEDED) == bound
-    assert limit.is_past is is_past
-    assert limit.due == (None if is_past else pytest.approx(7.125))
+    assert limit.look(7.1, accepted, NEEDED) == bound
+    assert limit.due == (pytest.approx(7.125) if bound == NEEDED else None)
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.2])
 def test_what_is_behind_without_losses_has_all_of_its_time(lost: float) -> None:
     limit = started(Deadline(), lost=lost)
-    assert limit.look(7.1, accepted=0, needed=NEEDED) == NEEDED
+    assert limit.look(7.1, 0, NEEDED) == NEEDED
     assert limit.due == pytest.approx(7.125)
 
 
 @pytest.mark.parametrize(
     ("at", "accepted", "given_up"),
     [
-        (7.05, 178, True),  # a pass is over at half time: all of it would take 0.166 s
+        (7.05, 178, True),  # all of it would take 0.166 s
         (7.03, 178, False),  # 0.0998 s: it sends faster than usual, there is time for more
         (7.05, 297, False),
+        (7.11, 474, False),  # less lost than the factor has room for
     ],
 )
 def test_at_the_end_of_a_pass_the_pace_counts(at: float, accepted: int, given_up: bool) -> None:
-    limit = started(Deadline(), lost=0.7)
-    assert limit.look(at, accepted=accepted, needed=NEEDED) == (150 if given_up else NEEDED)
-    assert limit.due == (None if given_up else pytest.approx(7.1))
+    limit = started(Deadline(), lost=0.0)  # datagrams that came before the limit was set
+    bound = limit.look(at, accepted, NEEDED, pass_over=True)
+    assert bound == (150 if given_up else NEEDED)
+    assert limit.due is None if given_up else limit.due is not None
 
 
 def test_what_was_lost_before_the_round_does_not_count() -> None:
     limit = started(Deadline())  # a fifth of the 5,000 before it was lost
-    assert limit.look(7.05, accepted=10, needed=NEEDED) == NEEDED
+    assert limit.look(7.05, 10, NEEDED) == NEEDED
 
 
 @pytest.mark.parametrize("accepted", [0, 149, 590])
 def test_at_the_deadline_the_floor_is_the_bound(accepted: int) -> None:
     limit = started(Deadline())
-    limit.look(7.11, accepted=500, needed=NEEDED)
-    assert limit.look(7.126, accepted=accepted, needed=NEEDED) == 150
-    assert limit.is_past and limit.due is None
+    limit.look(7.11, 500, NEEDED)
+    assert limit.look(7.126, accepted, NEEDED) == 150
+    assert limit.due is None
 
 
-def test_a_fixed_deadline_has_no_look_at_a_usual_time() -> None:
-    limit = started(Deadline(seconds=0.05))
+def test_a_fixed_deadline_is_the_only_look() -> None:
+    limit = started(Deadline(seconds=0.05), lost=0.9)
     assert limit.due == pytest.approx(7.05)
-    assert limit.look(7.051, accepted=0, needed=NEEDED) == 150
-
-
-def test_a_pass_that_lost_too_much_for_a_fixed_deadline_is_the_last() -> None:
-    limit = started(Deadline(seconds=0.05), lost=0.7)
-    assert limit.look(7.01, accepted=178, needed=NEEDED) == NEEDED  # 0.033 s
-    assert limit.look(7.02, accepted=178, needed=NEEDED) == 150  # 0.067 s
+    assert limit.look(7.049, 0, NEEDED) == NEEDED
+    assert limit.look(7.051, 0, NEEDED) == 150
 
 
 def test_the_floor_never_raises_the_bound() -> None:
     limit = started(Deadline(floor="10%"))
-    assert limit.look(7.2, accepted=10, needed=NEEDED) == NEEDED
-    assert not limit.is_past
+    assert limit.look(7.2, 10, NEEDED) == NEEDED
 
 
 def test_a_stopped_limit_wants_nothing_and_remembers_the_pace() -> None:
