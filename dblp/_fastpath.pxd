@@ -31,7 +31,7 @@ cdef extern from "csrc/reduce.h" nogil:
         const uint8_t *data, size_t nbytes, size_t offset, size_t stride, int kind)
 
 cdef extern from "csrc/spin.h" nogil:
-    int64_t DBLP_SPIN_SHORT_NS
+    int64_t DBLP_SPIN_SHORT_NS, DBLP_SPIN_LONG_NS
     int64_t dblp_spin_ns(int64_t now)
     void dblp_spin_learn(int64_t ns)
 

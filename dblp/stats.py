@@ -63,7 +63,7 @@ class RoundReport:
     rtt_s: float | None = None
     """Smoothed round-trip time in seconds; None when it was not measured."""
     at_deadline: bool = False
-    """The round ended at its deadline and not at its bound."""
+    """The round ended below its bound, as its deadline allows."""
     fallback: bool = False
     """Part of the payload travelled on the reliable channel, as datagrams did not get through."""
 

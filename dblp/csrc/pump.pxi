@@ -32,6 +32,15 @@ cdef bint few_owed(ChannelState **channels, int count) noexcept nogil:
     return owed
 
 
+cdef bint any_full(ChannelState **channels, int count) noexcept nogil:
+    """Some channel waits for room in its socket, of which only a poll tells."""
+    cdef int i
+    for i in range(count):
+        if channels[i].send_full:
+            return True
+    return False
+
+
 cdef bint any_event(ChannelState **channels, int count) noexcept nogil:
     cdef int i
     for i in range(count):
@@ -81,14 +90,14 @@ cdef int pump_until(
 ) noexcept nogil:
     cdef int64_t start = dblp_now_ns(), now = start, quiet_since = start, wait, spin = 0
     cdef int turn = 0, i, ready
-    cdef bint silent = False   # a turn has found nothing since the last one that did
+    cdef bint uncounted = False    # a silence that the spin has not learnt of yet
     while True:
         if any_event(channels, count):
             return 1
         if pump_turn(channels, count, now):
-            if silent:
+            if uncounted and turn:     # else it may be the end of a longer one
                 dblp_spin_learn(now - quiet_since)
-            silent = False
+            uncounted = False
             spin = 0
             turn += 1
             if turn % CLOCK_TURNS == 0 and wait_for_any(channels, count, fds, wakes, 0) == 8:
@@ -99,12 +108,12 @@ cdef int pump_until(
             continue
         if any_event(channels, count):
             return 1
-        silent = True
         now = dblp_now_ns()
         if now - quiet_since < DBLP_SPIN_SHORT_NS:
             continue
         if spin == 0:
-            spin = dblp_spin_ns(now)
+            uncounted = True
+            spin = DBLP_SPIN_SHORT_NS if any_full(channels, count) else dblp_spin_ns(now)
             if spin > DBLP_SPIN_SHORT_NS and wait_for_any(channels, count, fds, wakes, 0) == 8:
                 return 8
         # Sockets are empty.  A few datagrams wait a moment for company before their credit goes.
@@ -118,10 +127,13 @@ cdef int pump_until(
         for i in range(count):
             credit_turn(channels[i], True)
         now = dblp_now_ns()
+        if now - quiet_since < spin and now - start < budget:
+            continue
+        if uncounted and now - quiet_since >= DBLP_SPIN_LONG_NS:
+            dblp_spin_learn(now - quiet_since)   # this stay may not see its end
+            uncounted = False
         if now - start >= budget:
             return 4
-        if now - quiet_since < spin:
-            continue
         if now - quiet_since >= linger:
             return 2
         wait = min(linger - (now - quiet_since), budget - (now - start))

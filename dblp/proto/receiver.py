@@ -290,10 +290,10 @@ class Receiver:
             self._link.channel.set_notify(self.slot, bound)
 
     def _answer_or_stop(self, now: float) -> None:
-        """A pass of the sender is over, and all of it has arrived or is lost."""
-        assert self._probe is not None
+        """Where it has become quiet, all of the sender's pass has arrived or is lost."""
+        assert self._probe is not None and self._answer_at is not None
         self._link.channel.sync_received(self._probe.sequence)
-        self._meet_limit(now, pass_over=True)
+        self._meet_limit(now, pass_over=self._answer_at < self._answer_by and not self.reliable)
         if not self.is_over:
             self._machine.step(ReceiverInput.ANSWER_DUE)
             self._answer()

@@ -237,17 +237,18 @@ class Sender:
                 f"chunks and it has {count}: use the same version of dblp on both sides"
             )
         if stop.missing is not None and self.final_missing is None:
-            self.final_missing = missing = decode_ranges(stop.missing, count)
+            missing = decode_ranges(stop.missing, count)
             if missing.size != count - stop.accepted:
                 raise RemoteProtocolError(
                     f"the peer stopped round {self.round_id} with {stop.accepted} of {count} "
                     f"chunks but names {missing.size} as missing"
                 )
+            self.final_missing = missing
         if self._machine.step(SenderInput.STOP):
             if stop.accepted > 0 and not self.fallback:
                 self._link.datagrams.worked()
-            if stop.at_deadline and self.epoch and not self._answered:  # in place of a bitmap
-                self._measure_loss(stop.accepted)
+            if stop.at_deadline and self.epoch and self._resends >= 0 and not self._answered:
+                self._measure_loss(stop.accepted)  # it has come in place of a bitmap
             self._finish(count - stop.accepted, at_deadline=stop.at_deadline, now=now)
 
     def on_timeout(self, *, now: float) -> None:
@@ -291,8 +292,6 @@ class Sender:
         queued = self._link.channel.sent(self.slot) - self._sent_before
         self._sent_before += queued
         self._loss = 1.0 - min(1.0, gained / queued) if queued else 0.0
-        if self._loss:
-            self._link.datagrams.trusted = False
         if self.epoch == 1:
             self._link.first_pass.learn(self._loss)
         self._accepted += gained
@@ -301,6 +300,7 @@ class Sender:
     def _judge_pass(self, accepted: int) -> None:
         """Whether the pass delivered anything (hazard 9)."""
         self._idle_passes = 0 if self._measure_loss(accepted) else self._idle_passes + 1
+        self._link.datagrams.trusted &= not self._loss
         hopeless = self._idle_passes >= IDLE_PASSES_MAX or self.passes >= PASSES_MAX
         if hopeless and not self.reliable:
             self.reliable = self.fallback = True

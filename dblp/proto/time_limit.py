@@ -30,7 +30,8 @@ class TimeLimit:
     """
 
     __slots__ = (
-        "_began", "_clock", "_count", "_deadline", "_drained", "_path", "_sent", "_wanted_s", "due",
+        "_began", "_clock", "_count", "_deadline", "_drained", "_path", "_sent", "_usual_s",
+        "due",
     )  # fmt: skip
 
     def __init__(self, clock: DeadlineClock, path: Arrivals, count: int) -> None:
@@ -40,7 +41,7 @@ class TimeLimit:
         self._path = path
         self._count = count
         self._began = self._deadline = 0.0
-        self._wanted_s: float | None = None  # what a round in a burst should take; None: fixed
+        self._usual_s: float | None = None  # None: the deadline is fixed
         self._sent = self._drained = 0  # by the peer, and from the socket, when the limit was set
 
     def start(self, stream: int, *, began: float, needed: int) -> None:
@@ -50,12 +51,8 @@ class TimeLimit:
         if limit is None:
             return
         self._began, self._deadline = began, began + limit
-        self.due = self._deadline
-        usual = self._clock.usual_s(stream, self._count, needed)
-        if usual is not None:
-            assert self._clock.plan is not None
-            self._wanted_s = self._clock.plan.factor * usual
-            self.due = began + usual
+        self._usual_s = self._clock.usual_s(stream, self._count, needed)
+        self.due = began + (limit if self._usual_s is None else self._usual_s)
         self._sent, self._drained = self._path.received_sequence, self._path.drained
 
     def stop(self) -> None:
@@ -71,26 +68,29 @@ class TimeLimit:
             return needed
         plan = self._clock.plan
         assert plan is not None
-        if now < self._deadline and not self._is_hopeless(now, accepted, needed, pass_over):
+        if now < self._deadline and not self._is_hopeless(
+            now, accepted, needed, plan.factor, pass_over
+        ):
             if now >= self.due:
                 self.due = self._deadline
             return needed
         self.due = None
         return min(needed, plan.floor_needed(self._count))
 
-    def _is_hopeless(self, now: float, accepted: int, needed: int, pass_over: bool) -> bool:
+    def _is_hopeless(
+        self, now: float, accepted: int, needed: int, factor: float, pass_over: bool
+    ) -> bool:
         """Whether more is lost than the factor has room for, and the pace does not make up for
         it."""
-        plan = self._clock.plan
-        if plan is None or self._wanted_s is None:
+        if self._usual_s is None:
             return False
-        if pass_over:  # it had as many chunks as are needed, or more
+        if pass_over:  # it had as many chunks as are needed, or stood still for long
             sent, came = needed, accepted
         else:  # other rounds of the session count too: they take the same path
             sent = self._path.received_sequence - self._sent
             came = self._path.drained - self._drained
-        late = (now - self._began) * needed > self._wanted_s * accepted
-        return late and came * plan.factor < sent
+        late = (now - self._began) * needed > factor * self._usual_s * accepted
+        return late and came * factor < sent
 
     def remember(self, stream: int, elapsed_s: float, *, needed: int, got: int) -> None:
         """The round is over: how long it took, for the deadlines of later ones."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import pytest
+
 from dblp import Deadline
 from dblp.faults import Impairment
 from dblp.proto import Session
+from dblp.proto.time_limit import TimeLimit
 from dblp.sim.cluster import Cluster
 from dblp.sim.link import PathModel
 from dblp.sim.options import RoundPlan
@@ -91,6 +94,26 @@ def test_a_fixed_deadline_is_waited_for() -> None:
     assert isinstance(scenario.subject, Pair)
     taken = [one.report for one in scenario.subject.peers[1].finished]
     assert len(taken) == ROUNDS and not any(one.at_deadline for one in taken if one is not None)
+
+
+def test_what_a_probe_over_tcp_does_not_find_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a probe follows every megabyte, and the rest is still to come."""
+    looks: list[bool] = []
+    real = TimeLimit.look
+
+    def noted(self: TimeLimit, *args: Any, pass_over: bool = False) -> int:
+        looks.append(pass_over)
+        return real(self, *args, pass_over=pass_over)
+
+    monkeypatch.setattr(TimeLimit, "look", noted)
+    scenario = ran(
+        kind="pair", world=1, streams=((RoundPlan(1_200_000, "float32", "40.8%"),) * 7,),
+        chunk_bytes=1448, blocked="up", blocked_for_ever=True, blocked_known=True,
+    )  # fmt: skip
+    assert isinstance(scenario.subject, Pair)
+    taken = [one.report for one in scenario.subject.peers[1].finished]
+    assert all(one is not None and one.fallback for one in taken)
+    assert looks and not any(looks)
 
 
 def test_a_patient_receiver_that_has_met_its_bound_is_not_at_a_deadline() -> None:
