@@ -260,7 +260,7 @@ def draw(chart: Chart, path: Path) -> None:
     axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     axes.grid(visible=True, alpha=0.3)
     if shown:
-        axes.legend(fontsize="small")
+        figure.legend(loc="outside lower center", ncols=4, fontsize="small")  # hides nothing
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
