@@ -21,6 +21,7 @@ from ..io.acceptor import Acceptor, Terms
 from ..io.control import parse_address
 from ..io.driver import Driver, PeerLink
 from ..io.loop import LoopThread
+from ..io.signals import signals_come_through
 from ..phase import FixedTolerance, TolerancePolicy
 from ..stats import RoundReport
 from ..wire import Bye
@@ -251,9 +252,10 @@ class ParameterServer:
         Raises the error that ended the job early, such as PeerLostError naming the rank.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._over.wait(0.2):
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
+        with signals_come_through():
+            while not self._over.wait(0.2):
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
         if self.error is not None:
             raise self.error.with_traceback(None)
         return True

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..errors import ConfigError, LocalProtocolError
+from .signals import signals_come_through
 
 START_TIMEOUT_S = 10.0
 """A thread that has not started its loop by then never will."""
@@ -56,7 +57,9 @@ class LoopThread:
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         self._thread.start()
-        if not started.wait(START_TIMEOUT_S):
+        with signals_come_through():
+            is_there = started.wait(START_TIMEOUT_S)
+        if not is_there:
             raise ConfigError("the event loop thread did not start")
 
     def _run(self, started: threading.Event) -> None:
@@ -116,7 +119,8 @@ class LoopThread:
             coroutine.close()
             raise
         try:
-            return future.result(timeout_s)
+            with signals_come_through():
+                return future.result(timeout_s)
         except BaseException:
             if not future.done() and not self._closed:
                 self.submit(cancel)
@@ -129,7 +133,8 @@ class LoopThread:
         """
         while True:
             try:
-                return future.result(ALIVE_CHECK_S)
+                with signals_come_through():
+                    return future.result(ALIVE_CHECK_S)
             except TimeoutError as error:
                 if future.done():  # the error of the future itself
                     raise error from None

@@ -12,6 +12,7 @@ import torch
 
 from ..collective.base import Collective, ExchangeReport
 from ..errors import DBLPError, LocalProtocolError, RoundTimeoutError
+from ..io.signals import signals_come_through
 from ..phase import Regime
 from .buffers import HostMemories
 from .consistency import ReplicaCheck
@@ -215,7 +216,7 @@ class ExchangeEngine:
         config = self._parts.options.config
         limit_s = config.longest_round_s + config.connect_timeout_s + WAIT_MARGIN_S
         until = time.monotonic() + limit_s
-        while not work.done.wait(WAIT_SLICE_S):  # in slices: Ctrl-C gets through
+        while not self._is_done(work):
             if time.monotonic() > until:
                 self.fail(
                     RoundTimeoutError(
@@ -225,6 +226,11 @@ class ExchangeEngine:
                 )
                 assert self.error is not None
                 raise self.error.with_traceback(None)
+
+    def _is_done(self, work: BucketWork) -> bool:
+        """Waits for a while; in slices Ctrl-C gets through."""
+        with signals_come_through():
+            return work.done.wait(WAIT_SLICE_S)
 
     def fail(self, error: Exception) -> None:
         """The training cannot go on after `error`: every later step ends with it."""
