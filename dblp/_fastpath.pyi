@@ -244,7 +244,8 @@ class Channel:
     received_sequence: int
     """Newest sequence drained from the peer."""
     drained: int
-    """DATA datagrams drained, with repeated ones: what is missing of received_sequence is lost."""
+    """DATA datagrams drained, with repeated ones; without any, the rest of received_sequence is
+    lost."""
     def grant(self, sequence_seen: int, limit: int) -> None:
         """Credit that came otherwise than by datagram (monotonic: never lowers)."""
     def sync_received(self, sequence: int) -> None:

@@ -10,7 +10,7 @@ __all__ = ["signals_come_through"]
 
 @contextmanager
 def signals_come_through() -> Iterator[None]:
-    """Around a wait for a future, event or condition of `threading`.
+    """Around a wait for a future, or an event or condition of `threading`.
 
     An interrupt that comes just while the condition takes its lock back leaves it without the lock.
     The end of its `with` block then raises RuntimeError ("cannot release un-acquired lock"), of

@@ -137,6 +137,7 @@ class Options:
     local: int | None = None
     """The rank that lives with the server, as in a mesh; it has no connection."""
     deadline: Deadline | None = None
+    """Of rounds that may lose chunks, on all hosts."""
 
     @property
     def config(self) -> TransportConfig:
