@@ -72,6 +72,24 @@ def bitmap_count(bitmap: _BufferLike, count: int) -> int:
 def bitmap_missing(bitmap: _BufferLike, count: int, first: int = 0) -> npt.NDArray[np.uint32]:
     """uint32 indices in first … count-1 whose bit is clear, ascending."""
 
+def encode_runs(chunks: npt.ArrayLike) -> bytes:
+    """Ascending chunk indices (uint32) as LEB128 numbers: (gap since the last run, length) of every
+    run of neighbours; b"" for none.  ValueError unless they ascend."""
+
+def decode_runs(data: _BufferLike, count: int) -> npt.NDArray[np.uint32]:
+    """The indices that `encode_runs` took.  ValueError, before anything larger than `count` indices
+    is allocated, unless `data` is whole pairs of numbers of at most 5 bytes, no run but the first
+    touches the one before it, none is empty, and all indices are below `count`."""
+
+def pack_classes(order: npt.ArrayLike, count: int) -> bytes:
+    """Two bits per chunk of `count`, four chunks to a byte, lowest first: which ascending run of
+    `order` (chunk indices, each at most once) it is in, 0 to 2; 3: in none.  b"" where two bits do
+    not tell (more than three runs), and for all chunks in index order.  ValueError when an index is
+    not below `count`."""
+
+def order_of_classes(classes: _BufferLike, count: int) -> npt.NDArray[np.uint32]:
+    """The order of which these are the classes.  ValueError unless they are (count+3)//4 bytes."""
+
 def zero_missing(buffer: _BufferLike, bitmap: _BufferLike, count: int, chunk_bytes: int) -> int:
     """Zeroes every chunk of `buffer` whose bit is clear; returns how many."""
 

@@ -61,6 +61,7 @@ dblp_crc32c_setup(1)
 include "csrc/bytes.pxi"
 include "csrc/reduce.pxi"
 include "csrc/ranges.pxi"
+include "csrc/runs.pxi"
 include "csrc/receive.pxi"
 include "csrc/receive_socket.pxi"
 include "csrc/transmit.pxi"

@@ -12,7 +12,8 @@ __all__ = [
     "FASTPATH", "IS_COMPILED", "HEADER_BYTES", "MAX_SLOTS", "EVENT", "QUIET", "BUDGET", "WAKE",
     "COUNTERS", "crc32c", "crc32c_backend", "pack_datagram", "parse_datagram", "bitmap_set",
     "bitmap_count", "bitmap_missing", "zero_missing", "squared_norm", "chunk_energy",
-    "gather_ranges", "add_ranges", "Reducer", "Channel", "pump", "probe_offload",
+    "encode_runs", "decode_runs", "pack_classes", "order_of_classes", "gather_ranges", "add_ranges",
+    "Reducer", "Channel", "pump", "probe_offload",
 ]  # fmt: skip
 
 _forced = os.environ.get("DBLP_FASTPATH", "")

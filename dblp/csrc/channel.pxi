@@ -120,16 +120,19 @@ cdef class Channel(_ChannelFlow):
     def expect(self, int slot, order):
         cdef ReceiveSlot *r = self.receiving(slot)
         chunks = np.array(order, dtype=np.uint32)
-        if len(chunks) and int(chunks.max()) >= r.count:
-            raise ValueError(f"the round has {r.count} chunks, the order names others")
         place = np.zeros(r.count, dtype=np.uint32)
-        place[chunks] = np.arange(len(chunks), dtype=np.uint32)
-        cdef const uint32_t[::1] in_order = chunks, places = place
-        if len(chunks) == 0:
+        cdef const uint32_t[::1] in_order = chunks
+        cdef uint32_t[::1] places = place
+        cdef uint32_t size = <uint32_t> in_order.shape[0], i
+        for i in range(size):
+            if in_order[i] >= r.count:
+                raise ValueError(f"the round has {r.count} chunks, the order names others")
+            places[in_order[i]] = i
+        if size == 0:
             return
         r.order = &in_order[0]
         r.place = &places[0]
-        r.order_count = <uint32_t> len(chunks)
+        r.order_count = size
         r.cursor = 0
         self.pins["rx", slot] = (*self.pins["rx", slot][:3], chunks, place)
         self.state.rx.pause = self.state.rx.miss = 0

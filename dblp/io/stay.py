@@ -59,4 +59,5 @@ def stay(
         if once or now >= min(timer, until):
             return flags
         for session in sessions:
-            session.steer(now=now)
+            if session.steer_at <= now + SHORTEST_S:  # else the pump would be back for it at once
+                session.steer(now=now)

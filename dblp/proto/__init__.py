@@ -1,6 +1,6 @@
 """The protocol core, sans-IO: Algorithms 1 and 2 for one peer (see `Session`)."""
 
-from .bitmap import ReceiveBitmap, decode_ranges, encode_ranges
+from .bitmap import ReceiveBitmap, decode_ranges
 from .events import (
     Event,
     FallbackToReliable,
@@ -34,7 +34,6 @@ __all__ = [
     "Session",
     "byte_view",
     "decode_ranges",
-    "encode_ranges",
     "energy_of",
     "send_order",
 ]

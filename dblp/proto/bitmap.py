@@ -1,8 +1,8 @@
 """Which chunks are there, and how the missing ones travel in control frames (signals B and S).
 
 Missing chunks are runs, and runs travel as LEB128 numbers: (gap since the last run, length).  A
-bitmap fragment carries runs or plain bits, whichever is shorter.  Everything is vectorised: a round
-of 100 MB has 70,000 chunks.
+bitmap fragment carries runs or plain bits, whichever is shorter.  The loops over chunks are the
+fast path's: a round of 100 MB has 70,000.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ import numpy.typing as npt
 from .. import fastpath
 from ..errors import RemoteProtocolError
 
-__all__ = ["Fragment", "Indices", "ReceiveBitmap", "decode_bits", "decode_ranges", "encode_ranges"]
+__all__ = ["Fragment", "Indices", "ReceiveBitmap", "decode_bits", "decode_ranges"]
 
 Indices = npt.NDArray[np.uint32]
 """Chunk indices, ascending unless they are a send order."""
-
-_LEB128_BYTES_MAX = 5
-"""A chunk index has 32 bits."""
 
 _NO_CHUNKS: Indices = np.empty(0, np.uint32)
 
@@ -60,7 +57,7 @@ class ReceiveBitmap:
     def fragments(self, limit_bytes: int) -> list[Fragment]:
         """All of the bitmap in fragments of at most `limit_bytes` bytes of data each."""
         missing = self.missing()
-        ranges = encode_ranges(missing)
+        ranges = fastpath.encode_runs(missing)
         size = len(self.bits)
         shortest = min(size, len(ranges))
         if shortest <= limit_bytes:
@@ -85,7 +82,9 @@ class ReceiveBitmap:
         cuts = np.searchsorted(missing, [*starts, self.count]).tolist()
         for number, first in enumerate(starts):
             count = min(span, self.count - first)
-            ranges = encode_ranges(missing[cuts[number] : cuts[number + 1]] - np.uint32(first))
+            ranges = fastpath.encode_runs(
+                missing[cuts[number] : cuts[number + 1]] - np.uint32(first)
+            )
             if len(ranges) <= (count + 7) // 8:
                 fragment = Fragment(first, count, "ranges", ranges)
             else:
@@ -97,40 +96,15 @@ class ReceiveBitmap:
         return fragments
 
 
-def encode_ranges(missing: Indices) -> bytes:
-    """Ascending chunk indices as LEB128 (gap, length) pairs; nothing missing is b""."""
-    if missing.size == 0:
-        return b""
-    chunks = missing.astype(np.int64)
-    breaks = np.flatnonzero(np.diff(chunks) != 1) + 1
-    starts = chunks[np.concatenate(([0], breaks))]
-    ends = chunks[np.concatenate((breaks - 1, [chunks.size - 1]))] + 1
-    numbers = np.empty(2 * starts.size, np.int64)
-    numbers[0] = starts[0]
-    numbers[2::2] = starts[1:] - ends[:-1]
-    numbers[1::2] = ends - starts
-    return _encode_leb128(numbers)
-
-
 def decode_ranges(data: bytes, count: int) -> Indices:
-    """The chunk indices in `data` (LEB128 pairs), all below `count`.
+    """The chunk indices in `data` (runs as `fastpath.encode_runs` makes them), all below `count`.
 
     Raises RemoteProtocolError before anything larger than `count` indices is allocated.
     """
-    if not data:
-        return _NO_CHUNKS
-    numbers = _decode_leb128(np.frombuffer(data, np.uint8))
-    if numbers.size % 2:
-        raise RemoteProtocolError("the peer sent runs of missing chunks and half a pair")
-    gaps, lengths = numbers[0::2], numbers[1::2]
-    if not lengths.all() or not gaps[1:].all():
-        raise RemoteProtocolError("the peer sent an empty run of missing chunks")
-    if int(numbers.sum()) > count:
-        raise RemoteProtocolError(f"the peer sent missing chunks beyond the {count} of the round")
-    ends = np.cumsum(lengths)
-    starts = np.cumsum(gaps + lengths) - lengths
-    shifts = np.repeat(starts - (ends - lengths), lengths)
-    return (shifts + np.arange(int(ends[-1]))).astype(np.uint32)
+    try:
+        return fastpath.decode_runs(data, count)
+    except ValueError as error:
+        raise RemoteProtocolError(f"the peer sent runs of missing chunks, but {error}") from None
 
 
 def decode_bits(data: bytes, count: int) -> Indices:
@@ -140,32 +114,3 @@ def decode_bits(data: bytes, count: int) -> Indices:
     if count == 0:
         return _NO_CHUNKS
     return fastpath.bitmap_missing(data, count)
-
-
-def _encode_leb128(numbers: npt.NDArray[np.int64]) -> bytes:
-    sizes = np.ones(numbers.size, np.int64)
-    for k in range(1, _LEB128_BYTES_MAX):
-        sizes += numbers >= 1 << 7 * k
-    starts = np.cumsum(sizes) - sizes
-    out = np.empty(int(sizes.sum()), np.uint8)
-    for k in range(int(sizes.max())):
-        chosen = sizes > k
-        more = (sizes[chosen] > k + 1).astype(np.int64) << 7
-        out[starts[chosen] + k] = (numbers[chosen] >> 7 * k & 0x7F) | more
-    return out.tobytes()
-
-
-def _decode_leb128(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    ends = np.flatnonzero(data < 0x80) + 1
-    if ends.size == 0 or int(ends[-1]) != data.size:
-        raise RemoteProtocolError("the peer sent runs of missing chunks that end within a number")
-    starts = np.concatenate(([0], ends[:-1]))
-    sizes = ends - starts
-    longest = int(sizes.max())
-    if longest > _LEB128_BYTES_MAX:
-        raise RemoteProtocolError("the peer sent a run of missing chunks longer than 32 bits")
-    numbers = np.zeros(ends.size, np.int64)
-    for k in range(longest):
-        chosen = sizes > k
-        numbers[chosen] |= (data[starts[chosen] + k].astype(np.int64) & 0x7F) << 7 * k
-    return numbers

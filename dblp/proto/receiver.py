@@ -9,7 +9,7 @@ from ..errors import DBLPError
 from ..stats import RoundReport
 from ..tolerance import EXACT, Tolerance
 from ..wire import MAX_CONTROL_FRAME_BYTES, Bitmap, ChunkData, Open, Outline, Probe, Ready, Stop
-from .bitmap import ReceiveBitmap, encode_ranges
+from .bitmap import ReceiveBitmap
 from .events import Path, ReceiveFinished
 from .layout import ChunkLayout
 from .link import Link, tolerance_text
@@ -335,7 +335,7 @@ class Receiver:
         if self.tolerance is not None and self._started is not None and count:
             elapsed_s = now - self._started
             self._limit.remember(self.stream, elapsed_s, needed=needed, got=self._accepted)
-        data = encode_ranges(self.bitmap.missing()) if missing_count else b""
+        data = fastpath.encode_runs(self.bitmap.missing()) if missing_count else b""
         fits = len(data) <= link.fragment_bytes
         late = self._accepted < needed
         short = Stop(

@@ -79,6 +79,33 @@ def test_bitmaps(content: bytes, count: int, index: int) -> None:
     assert bitmaps[0] == bitmaps[1]
 
 
+@given(st.lists(U32, max_size=60), st.binary(max_size=60), st.integers(-1, 2**33))
+def test_runs(chunks: list[int], data: bytes, count: int) -> None:
+    for wanted in (chunks, sorted(set(chunks)), sorted({chunk % 100 for chunk in chunks})):
+        indices = np.array(wanted, np.uint32)
+        encoded = outcome(PYTHON.encode_runs, indices)
+        assert outcome(COMPILED.encode_runs, indices) == encoded
+        if encoded is not ValueError:
+            assert COMPILED.decode_runs(encoded, 2**32).tolist() == wanted
+            assert PYTHON.decode_runs(encoded, 2**32).tolist() == wanted
+    for most in (min(count, 10**6), 300):  # indices that are allocated
+        compiled, python = (outcome(m.decode_runs, data, most) for m in (COMPILED, PYTHON))
+        assert compiled == python
+
+
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(-1, 45), st.binary(max_size=12))
+def test_classes(order: list[int], count: int, classes: bytes) -> None:
+    runs = sorted(set(order[:20])) + sorted(set(order[20:]) - set(order[:20]))
+    for wanted in (order, runs):
+        indices = np.array(wanted, np.uint32)
+        packed = outcome(PYTHON.pack_classes, indices, count)
+        assert outcome(COMPILED.pack_classes, indices, count) == packed
+        for given_ in (packed, classes):
+            if given_ is not ValueError:
+                python = outcome(PYTHON.order_of_classes, given_, count)
+                assert outcome(COMPILED.order_of_classes, given_, count) == python
+
+
 @given(
     st.integers(0, 3000),
     st.binary(max_size=60),

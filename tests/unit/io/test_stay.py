@@ -26,7 +26,8 @@ class FakeSession:
 
 
 class FakePump:
-    """Comes back with these flags, one after the other, and remembers its limits."""
+    """Comes back with these flags, one after the other, and remembers its limits; the budget takes
+    its time."""
 
     def __init__(self, *flags: int) -> None:
         self.flags = list(flags)
@@ -34,14 +35,22 @@ class FakePump:
 
     def __call__(self, channels: Any, wake: Any, *, budget_ns: int, linger_ns: int) -> int:
         self.limits.append((budget_ns, linger_ns))
-        return self.flags.pop(0)
+        flags = self.flags.pop(0)
+        if flags == fastpath.BUDGET:
+            time.sleep(budget_ns * 1e-9)
+        return flags
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, pump: FakePump, session: Any, timer: float, once: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    pump: FakePump,
+    session: Any,
+    timer: float,
+    *others: Any,
+    once: bool = False,
 ) -> int:
     monkeypatch.setattr(stay_module.fastpath, "pump", pump)
-    return stay([], [], [session], timer=timer, once=once)
+    return stay([], [], [session, *others], timer=timer, once=once)
 
 
 def test_steering_does_not_end_the_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +59,14 @@ def test_steering_does_not_end_the_stay(monkeypatch: pytest.MonkeyPatch) -> None
     assert run(monkeypatch, pump, session, math.inf) == fastpath.EVENT
     assert session.steered == 3
     assert all(at_most <= 0.0002e9 for at_most, _ in pump.limits)
+
+
+def test_only_sessions_that_are_due_are_steered(monkeypatch: pytest.MonkeyPatch) -> None:
+    due, later = FakeSession(), FakeSession()
+    later.steer_at = math.inf
+    budget = fastpath.BUDGET
+    run(monkeypatch, FakePump(budget, budget, fastpath.EVENT), due, math.inf, later)
+    assert (due.steered, later.steered) == (2, 0)
 
 
 def test_a_timer_that_is_due_ends_the_stay(monkeypatch: pytest.MonkeyPatch) -> None:
