@@ -163,11 +163,15 @@ class Reducer:
     def provide(self, source: int, buffer: _BufferLike) -> None:
         """The whole of a source that was None is in `buffer`: every chunk of it arrives.  Without
         an `out` the mean is written there too, in place; then nothing else writes to `buffer`."""
-    def finish(self, bitmaps: Sequence[_BufferLike | None], first: npt.ArrayLike = ()) -> None:
+    def finish(
+        self, bitmaps: Sequence[_BufferLike | None], first: npt.ArrayLike = ()
+    ) -> npt.NDArray[np.uint32]:
         """All sources have stopped; bitmaps say what each delivered (missing = contributes
-        nothing; None: it delivered all).  Reduces every chunk that is not ready yet (no
-        contributor: zero) and makes it ready: those of `first` in its order, then the others,
-        ascending."""
+        nothing; None: it delivered all).  Reduces every chunk that is not ready yet and makes it
+        ready: those of `first` in its order, then the others, ascending.
+
+        A chunk that no source has is zero.  Where no limit was set it does not become ready: the
+        limit goes down by these chunks, and their indices (ascending) are returned."""
 
 class Channel:
     """One direction-pair to one peer over one connected UDP socket: transmit queue, receive table,
@@ -234,6 +238,9 @@ class Channel:
     def deliver(self, slot: int, index: int, payload: _BufferLike) -> bool:
         """A chunk that came on the reliable channel; False if it was there already or does not
         fit."""
+    def deliver_zeros(self, slot: int, indices: npt.ArrayLike) -> int:
+        """Accepts these chunks as zeros, except where they are there already; returns how many.
+        ValueError if any is out of range."""
 
     # transmit side
     def open_transmit(self, stream: int, round: int, buffer: _BufferLike) -> int:

@@ -100,6 +100,14 @@ class ReceivingChannel(ChannelState):
             self._event |= receiving.take_notify()
         return outcome is Outcome.ACCEPTED
 
+    def deliver_zeros(self, slot: int, indices: npt.ArrayLike) -> int:
+        """Accepts chunks as zeros, except where they are there already; returns how many."""
+        receiving = self._receiving[slot]
+        chunks = np.asarray(indices, np.uint32).tolist()
+        if chunks and max(chunks) >= receiving.count:
+            raise ValueError(f"chunk {max(chunks)} is not one of {receiving.count}")
+        return sum(self.deliver(slot, chunk, bytes(receiving.size_of(chunk))) for chunk in chunks)
+
     # --- what arrives ---
 
     def _handle(self, datagram: bytes, now_ns: int) -> None:

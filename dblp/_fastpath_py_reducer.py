@@ -217,11 +217,13 @@ class Reducer:
         for index in range(self.count):
             self.arrive_one(index)
 
-    def finish(self, bitmaps: Sequence[Buffer | None], first: Sequence[int] | Array = ()) -> None:
+    def finish(self, bitmaps: Sequence[Buffer | None], first: Sequence[int] | Array = ()) -> Array:
         """All sources have stopped; bitmaps say what each delivered (missing = contributes
-        nothing; None: it delivered all).  Reduces every chunk that is not ready yet (no
-        contributor: zero) and makes it ready: those of `first` in its order, then the others,
-        ascending."""
+        nothing; None: it delivered all).  Reduces every chunk that is not ready yet and makes it
+        ready: those of `first` in its order, then the others, ascending.
+
+        A chunk that no source has is zero.  Where no limit was set it does not become ready: the
+        limit goes down by these chunks, and their indices (uint32, ascending) are returned."""
         if len(bitmaps) != len(self._sources):
             raise ValueError(f"{len(bitmaps)} bitmaps for {len(self._sources)} sources")
         for rank, source in enumerate(self._sources):
@@ -232,9 +234,19 @@ class Reducer:
         ahead = np.asarray(first, np.int64)
         if ahead.size and not 0 <= int(ahead.min()) <= int(ahead.max()) < self.count:
             raise ValueError(f"a chunk index is out of range: there are {self.count} chunks")
+        skip = self.limit == self.count
+        nobody = []
         for index in [*ahead.tolist(), *range(self.count)]:
-            if not self._is_ready[index]:
-                self._reduce(index, [rank for rank, row in enumerate(bits) if row[index]])
+            if self._is_ready[index]:
+                continue
+            ranks = [rank for rank, row in enumerate(bits) if row[index]]
+            if skip and not ranks:
+                self._zero(index)
+                self.limit -= 1
+                nobody.append(index)
+            else:
+                self._reduce(index, ranks)
+        return np.array(sorted(nobody), np.uint32)
 
     def _reduce(self, index: int, ranks: Sequence[int]) -> None:
         if self._ready == self.limit:

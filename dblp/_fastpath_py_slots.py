@@ -81,6 +81,10 @@ class ReceiveSlot:
             self._reducer.arrive_one(index)
         return Outcome.ACCEPTED
 
+    def size_of(self, index: int) -> int:
+        """Bytes of a chunk."""
+        return min(self._chunk_bytes, self._buffer.size - index * self._chunk_bytes)
+
     def take_notify(self) -> bool:
         """Whether the wanted count is reached; true once."""
         if self.notify is None or self.accepted < self.notify:

@@ -58,11 +58,6 @@ class Deadline:
                 "choose 1 <= warm_up <= history"
             )
 
-    def floor_needed(self, count: int) -> int:
-        """Chunks of `count` that are enough at the deadline."""
-        assert isinstance(self.floor, Tolerance)
-        return self.floor.needed(count)
-
 
 class DeadlineClock:
     """How fast recent rounds were, by stream and size; the state of one session.

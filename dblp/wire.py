@@ -185,7 +185,7 @@ class Bitmap(Frame, tag="bitmap", frozen=True, array_like=True):
     round: int
     epoch: int
     accepted: int
-    """Chunks accepted so far, over the whole round."""
+    """Chunks accepted so far, over the whole round, without those that `Zeros` named."""
     first: int
     count: int
     """The fragment covers chunks first … first+count-1."""
@@ -220,6 +220,20 @@ class Outline(Frame, tag="outline", frozen=True, array_like=True):
     classes: bytes
     """Two bits per chunk, from the lowest: 0, 1, 2 = the order of the classes, within which the
     index ascends; 3 = not sent."""
+
+
+class Zeros(Frame, tag="zeros", frozen=True, array_like=True):
+    """Sender → receiver: chunks that are zero and are not sent.  A fragment that can be acted on by
+    itself, as `Bitmap`."""
+
+    stream: int
+    round: int
+    first: int
+    count: int
+    """The fragment covers chunks first … first+count-1."""
+    encoding: Literal["bits", "ranges"]
+    """bits: 0 = zeros, LSB first; ranges: LEB128 (gap, length) pairs of runs of them."""
+    data: bytes
 
 
 class ChunkData(Frame, tag="data", frozen=True, array_like=True):
@@ -260,6 +274,7 @@ AnyFrame = (
     | Bitmap
     | Stop
     | Outline
+    | Zeros
     | ChunkData
     | Heartbeat
     | Abort

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ..errors import DBLPError, LocalProtocolError, PeerLostError
-from ..proto.receiver import STOP_DATA_BYTES_MAX
+from ..proto.stopping import STOP_DATA_BYTES_MAX
 from ..tolerance import EXACT, Tolerance
 from ..wire import Abort, Frame
 from .local_rank import LocalRound

@@ -68,6 +68,7 @@ class ServerRound:
         "announced", "deadline", "decision", "downlinks_open", "layout", "left_out", "local",
         "mean_square", "offered", "offers", "ranks", "receivers", "reducer", "result", "round_id",
         "senders", "sources", "stage", "step", "stream", "told", "uplink_decision", "uplinks_left",
+        "zeros",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +109,8 @@ class ServerRound:
         self.reducer: fastpath.Reducer | None = None
         self.left_out = NO_CHUNKS
         """Chunks of the mean that a common downlink leaves out, once it is complete; ascending."""
+        self.zeros = NO_CHUNKS
+        """Chunks of the mean that no rank has delivered, once it is complete; ascending."""
         self.ranks = ranks
         self.local: LocalSource | None = None
         """The round of the local rank, once it is there."""
@@ -215,6 +218,11 @@ class ServerRound:
         if best:  # of most energy, in whatever order the uplinks came
             order = np.sort(order[: tolerance.needed(len(order))])  # all of them must arrive
             self._keep_only(order)
+            self.zeros = NO_CHUNKS  # they are among those that are left out, or are sent
+        elif self.zeros.size:
+            carries = np.ones(order.size, bool)
+            carries[self.zeros] = False
+            order = order[carries[order]]
         return order
 
     def limit(self, tolerance: Tolerance) -> None:
@@ -255,6 +263,12 @@ class ServerRound:
             )
             for rank, session in zip(self.ranks, sessions, strict=True)
         ]
+        self._tell_zeros()
+
+    def _tell_zeros(self) -> None:
+        if self.zeros.size:
+            for sender in self.senders:
+                sender.tell_zeros(self.zeros)
 
     def reduce(self, sessions: Sequence[Session], pool: BufferPool, *, ranked: bool) -> None:
         """Completes the mean; every uplink has stopped.  Frees the receive buffers.
@@ -267,8 +281,10 @@ class ServerRound:
         bitmaps: list[bytearray | None] = [None] * len(self.offers)  # None: the local rank's
         for rank, receiver in zip(self.ranks, self.receivers, strict=True):
             bitmaps[rank] = receiver.bitmap.bits
-        self.reducer.finish(bitmaps, self._best_of(bitmaps) if ranked else ())
-        if self.reducer.limit < self.reducer.count:
+        limited = self.reducer.limit < self.reducer.count
+        self.zeros = self.reducer.finish(bitmaps, self._best_of(bitmaps) if ranked else ())
+        self._tell_zeros()
+        if limited:
             self._leave_out(self.reducer.ready_indices()[: self.reducer.limit])
         for session in sessions:
             session.release(self.stream, self.round_id)

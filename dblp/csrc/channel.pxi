@@ -169,6 +169,25 @@ cdef class Channel(_ChannelFlow):
         accept_chunk(s, r, <uint32_t> index)
         return True
 
+    def deliver_zeros(self, int slot, indices):
+        cdef ChannelState *s = &self.state
+        cdef ReceiveSlot *r = self.receiving(slot)
+        cdef const uint32_t[::1] chunks = np.ascontiguousarray(indices, dtype=np.uint32)
+        cdef uint32_t cursor = r.cursor, accepted = r.accepted, chunk
+        cdef Py_ssize_t i
+        for i in range(chunks.shape[0]):
+            if chunks[i] >= r.count:
+                raise ValueError(f"chunk {chunks[i]} is not one of {r.count}")
+        with nogil:
+            for i in range(chunks.shape[0]):
+                chunk = chunks[i]
+                if not bit_is_set(r.bits, chunk):
+                    memset(r.base + <int64_t> chunk * s.chunk_bytes, 0,
+                           length_of_chunk(chunk, r.count, s.chunk_bytes, r.last_bytes))
+                    accept_chunk(s, r, chunk)
+        r.cursor = cursor      # what comes next has not changed
+        return r.accepted - accepted
+
     # --- transmit side
 
     def open_transmit(self, int stream, round, buffer):

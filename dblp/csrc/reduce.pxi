@@ -215,8 +215,9 @@ cdef class Reducer:
             for chunk in range(self.state.count):
                 reducer_arrive(&self.state, chunk)
 
-    cdef void complete(self, uint32_t chunk, const uint8_t **bits) noexcept nogil:
-        """Reduces one chunk from the sources that have it, unless it is ready."""
+    cdef void complete(self, uint32_t chunk, const uint8_t **bits, bint skip) noexcept nogil:
+        """Reduces one chunk from the sources that have it, unless it is ready; with `skip` one that
+        no source has is zero, and nobody need follow it."""
         cdef const uint8_t *sources[256]
         cdef int s, present = 0
         if self.state.arrivals[chunk] == REDUCED:
@@ -225,7 +226,11 @@ cdef class Reducer:
             if bits[s] == NULL or bit_is_set(bits[s], chunk):
                 sources[present] = self.state.sources[s]
                 present += 1
-        reduce_chunk(&self.state, chunk, sources, present)
+        if skip and present == 0:
+            zero_chunk(&self.state, chunk)
+            self.state.limit -= 1
+        else:
+            reduce_chunk(&self.state, chunk, sources, present)
 
     def finish(self, bitmaps, first=()):
         cdef int world = self.state.world, s
@@ -243,8 +248,14 @@ cdef class Reducer:
             if ahead[i] >= self.state.count:
                 raise ValueError(f"chunk {ahead[i]} is out of range")
         cdef uint32_t chunk
+        cdef bint skip = self.state.limit == self.state.count
         with nogil:
             for i in range(ahead.shape[0]):
-                self.complete(ahead[i], bits)
+                self.complete(ahead[i], bits, skip)
             for chunk in range(self.state.count):
-                self.complete(chunk, bits)
+                self.complete(chunk, bits, skip)
+        if not skip or self.state.ready == self.state.count:
+            return np.empty(0, dtype=np.uint32)
+        nobody = np.ones(self.state.count, dtype=bool)
+        nobody[self.order[: self.state.ready]] = False
+        return np.flatnonzero(nobody).astype(np.uint32)

@@ -15,8 +15,11 @@ import numpy.typing as npt
 
 from .. import fastpath
 from ..errors import RemoteProtocolError
+from ..wire import Bitmap, Zeros
 
-__all__ = ["Fragment", "Indices", "ReceiveBitmap", "decode_bits", "decode_ranges"]
+__all__ = [
+    "Fragment", "Indices", "ReceiveBitmap", "decode_bits", "decode_fragment", "decode_ranges",
+]  # fmt: skip
 
 Indices = npt.NDArray[np.uint32]
 """Chunk indices, ascending unless they are a send order."""
@@ -94,6 +97,21 @@ class ReceiveBitmap:
                 return None
             fragments.append(fragment)
         return fragments
+
+
+def decode_fragment(frame: Bitmap | Zeros, count: int) -> Indices:
+    """The chunks that a fragment names, of a round of `count`, ascending.
+
+    RemoteProtocolError where it is none.
+    """
+    first, end = frame.first, frame.first + frame.count
+    if not 0 <= first <= end <= count:
+        raise RemoteProtocolError(
+            f"the peer sent {type(frame).__name__} about the chunks {first} to {end} of round "
+            f"{frame.round}, which has {count}: use the same version of dblp on both sides"
+        )
+    decode = decode_bits if frame.encoding == "bits" else decode_ranges
+    return decode(frame.data, frame.count) + np.uint32(first)
 
 
 def decode_ranges(data: bytes, count: int) -> Indices:

@@ -27,6 +27,7 @@ from ..wire import (
     Probe,
     Ready,
     Stop,
+    Zeros,
 )
 from .events import OpenMismatch, Path, RoundOffered
 from .finished import WaitingOffer
@@ -86,6 +87,8 @@ class Inbound:
                 self._on_bitmap(frame, now)
             case Outline():
                 self._on_outline(frame)
+            case Zeros():
+                self._on_zeros(frame, now)
             case ChunkData():
                 self._on_chunk_data(frame, now)
             case Ready():
@@ -165,13 +168,26 @@ class Inbound:
             receiver.on_outline(frame)
 
     def _on_chunk_data(self, frame: ChunkData, now: float) -> None:
+        receiver = self._receiver_of(frame)
+        if receiver is not None:
+            receiver.on_chunk_data(frame, now=now)
+            if receiver.is_over:
+                self._rounds.retire_receiver(receiver)
+
+    def _on_zeros(self, frame: Zeros, now: float) -> None:
+        receiver = self._receiver_of(frame)
+        if receiver is not None:
+            receiver.on_zeros(frame, now=now)
+            if receiver.is_over:
+                self._rounds.retire_receiver(receiver)
+
+    def _receiver_of(self, frame: ChunkData | Zeros) -> Receiver | None:
+        """Whose buffer takes what is in `frame`; None: it is late, or meant for another layout."""
         receiver = self._rounds.receivers.get((frame.stream, frame.round))
         if receiver is None or receiver.mismatch_told:
             self.late_frames += 1
-            return
-        receiver.on_chunk_data(frame, now=now)
-        if receiver.is_over:
-            self._rounds.retire_receiver(receiver)
+            return None
+        return receiver
 
     # --- towards senders --------------------------------------------------------------------
 

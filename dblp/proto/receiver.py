@@ -8,8 +8,9 @@ from .. import fastpath
 from ..errors import DBLPError
 from ..stats import RoundReport
 from ..tolerance import EXACT, Tolerance
-from ..wire import MAX_CONTROL_FRAME_BYTES, Bitmap, ChunkData, Open, Outline, Probe, Ready, Stop
-from .bitmap import ReceiveBitmap
+from ..wire import Bitmap, ChunkData, Open, Outline, Probe, Ready, Stop, Zeros
+from .bitmap import ReceiveBitmap, decode_fragment
+from .bound import Bound
 from .events import Path, ReceiveFinished
 from .layout import ChunkLayout
 from .link import Link, tolerance_text
@@ -19,12 +20,10 @@ from .plans import ReceivePlan
 from .probing import QUIET_BOUND
 from .reliable import deliver_chunks
 from .states import RECEIVER_HARMLESS, RECEIVER_TRANSITIONS, ReceiverInput, ReceiverState
+from .stopping import stop_frames
 from .time_limit import TimeLimit
 
 __all__ = ["Receiver"]
-
-STOP_DATA_BYTES_MAX = MAX_CONTROL_FRAME_BYTES - 1024
-"""A STOP with longer missing runs (rounds above 1.5 GB, scattered loss) does not name them."""
 
 
 class Receiver:
@@ -38,16 +37,16 @@ class Receiver:
     sees the round when `complete` has zeroed the missing chunks.
 
     *Commands*: `allow_deadline`, `complete`, `fail`.
-    *Inputs*: `on_announcement`, `on_probe`, `on_chunk_data`, `on_progress`, `on_timeout`.
+    *Inputs*: `on_announcement`, `on_probe`, `on_outline`, `on_zeros`, `on_chunk_data`,
+    `on_progress`, `on_timeout`.
     *Outputs*: `timer`; frames and events go to the session's link.
     *Getters*: everything else.
     """
 
     __slots__ = (
-        "_accepted", "_answer_at", "_answer_by", "_answered", "_duplicates", "_limit", "_link",
-        "_machine", "_needed", "_probe", "_started", "_stopped", "_target", "_timed", "_to_come",
-        "bitmap", "error", "mismatch_told", "open", "plan", "reliable", "report", "slot", "stop",
-        "tolerance",
+        "_accepted", "_answer_at", "_answer_by", "_answered", "_bound", "_duplicates", "_limit",
+        "_link", "_machine", "_probe", "_started", "_stopped", "_timed", "_to_come", "bitmap",
+        "error", "mismatch_told", "open", "plan", "reliable", "report", "slot", "stop",
     )  # fmt: skip
 
     def __init__(self, link: Link, plan: ReceivePlan) -> None:
@@ -58,8 +57,6 @@ class Receiver:
         """The announcement, once it is here."""
         self.stop: Stop | None = None
         """The decision (R2), short enough for a datagram."""
-        self.tolerance = plan.tolerance
-        """Of this round; None while it is not known."""
         self.report: RoundReport | None = None
         """Set by `complete`."""
         self.error: DBLPError | None = None
@@ -79,18 +76,14 @@ class Receiver:
         self._to_come = OrderToCome(plan.layout.count)
         self._started: float | None = None
         self._stopped = 0.0
-        self._needed = self._target = plan.layout.count
+        self._bound = Bound(plan.layout.count, eager=link.config.stop == "eager")
         self.slot = link.channel.open_receive(
-            plan.stream,
-            plan.round_id,
-            plan.buffer,
-            self.bitmap.bits,
-            aim=plan.aim,
-            reducer=plan.reducer,
-            source=plan.source,
-        )
+            plan.stream, plan.round_id, plan.buffer, self.bitmap.bits,
+            aim=plan.aim, reducer=plan.reducer, source=plan.source,
+        )  # fmt: skip
         if plan.tolerance is not None:
-            self._fix_bound(plan.tolerance)
+            self._bound.fix(plan.tolerance)
+        self._set_notify()
 
     # --- getters ----------------------------------------------------------------------------
 
@@ -135,7 +128,12 @@ class Receiver:
     @property
     def needed(self) -> int:
         """Chunks that end the round."""
-        return self._needed
+        return self._bound.needed
+
+    @property
+    def tolerance(self) -> Tolerance | None:
+        """Of this round; None while it is not known."""
+        return self._bound.tolerance
 
     def fits(self, open_: Open) -> bool:
         """Whether the announcement has the layout and dtype that are armed (hazard 7)."""
@@ -161,7 +159,8 @@ class Receiver:
             if self._started is None:
                 self._started = now
             if self.tolerance is None or (self.plan.yields and tolerance is not None):
-                self._fix_bound(EXACT if tolerance is None else tolerance)
+                self._bound.fix(EXACT if tolerance is None else tolerance)
+                self._set_notify()
             self._look(now)
             self._set_limit()
         if wants_ready:  # also if that was all: should STOP be lost, only Ready brings a probe
@@ -178,7 +177,7 @@ class Receiver:
         self._look(now)
         if self.is_over:
             return
-        if self._accepted >= self._needed:  # patient: the probe is what was waited for
+        if self._accepted >= self.needed:  # patient: the probe is what was waited for
             self._decide_stop(now)
             return
         self._probe = probe
@@ -192,6 +191,14 @@ class Receiver:
         order = None if self.is_over else self._to_come.add(frame)
         if order is not None:
             self._link.channel.expect(self.slot, order)
+
+    def on_zeros(self, frame: Zeros, *, now: float) -> None:
+        """Chunks that are zero, and are not sent."""
+        chunks = decode_fragment(frame, self.layout.count)
+        if self._machine.step(ReceiverInput.NEWS):
+            self._bound.add_zeros(self._link.channel.deliver_zeros(self.slot, chunks))
+            self._set_notify()
+            self._look(now)
 
     def on_chunk_data(self, frame: ChunkData, *, now: float) -> None:
         """Chunks that came over TCP (hazard 9)."""
@@ -249,13 +256,9 @@ class Receiver:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _fix_bound(self, tolerance: Tolerance) -> None:
-        """The exact bound (hazard 8), and when the fast path wakes us for it."""
-        count = self.layout.count
-        self.tolerance = tolerance
-        self._needed = tolerance.needed(count)
-        self._target = self._needed if self._link.config.stop == "eager" else count
-        self._link.channel.set_notify(self.slot, self._target)
+    def _set_notify(self) -> None:
+        """When the fast path wakes us."""
+        self._link.channel.set_notify(self.slot, self._bound.target)
 
     def _look(self, now: float) -> None:
         """Reads the accepted count and acts on it."""
@@ -267,7 +270,7 @@ class Receiver:
                 self._started = now
             if self._answer_at is not None:  # hazard 2: the probe overtook these chunks
                 self._answer_at = min(now + self._link.policy.quiet_s(), self._answer_by)
-        if accepted >= self._target and self._machine.state is ReceiverState.RECEIVING:
+        if accepted >= self._bound.target and self._machine.state is ReceiverState.RECEIVING:
             self._decide_stop(now)
 
     def _set_limit(self) -> None:
@@ -276,18 +279,19 @@ class Receiver:
             return
         regime = self._announced_regime() or self.plan.label.regime
         if self.tolerance is not None and not self.tolerance.is_exact and regime != "critical":
-            self._limit.start(self.stream, began=self._started, needed=self._needed)
+            self._limit.start(self.stream, began=self._started, needed=self._bound.carried)
 
     def _meet_limit(self, now: float, *, pass_over: bool = False) -> None:
         """Takes what is there if it is enough; else what is enough becomes the bound."""
-        bound = self._limit.look(now, self._accepted, self._needed, pass_over=pass_over)
-        if bound == self._needed:
+        came, bound = self._accepted - self._bound.zeros, self._bound
+        floor = self._limit.look(now, came, bound.carried, pass_over=pass_over)
+        if floor is None:
             return
-        self._needed = self._target = bound
-        if self._accepted >= bound:
+        bound.lower(floor)
+        if self._accepted >= bound.needed:
             self._decide_stop(now)
         else:
-            self._link.channel.set_notify(self.slot, bound)
+            self._set_notify()
 
     def _answer_or_stop(self, now: float) -> None:
         """Where it has become quiet, all of the sender's pass has arrived or is lost."""
@@ -311,7 +315,7 @@ class Receiver:
                 stream=self.stream,
                 round=self.round_id,
                 epoch=self._probe.epoch,
-                accepted=self._accepted,
+                accepted=self._accepted - self._bound.zeros,
                 first=fragment.first,
                 count=fragment.count,
                 total_fragments=len(fragments),
@@ -329,26 +333,22 @@ class Receiver:
         self._stopped = now
         self._accepted = link.channel.accepted(self.slot)
         missing_count = count - self._accepted
-        assert 0 <= missing_count <= count - self._needed, "R2: STOP below the bound"
+        assert 0 <= missing_count <= count - self.needed, "R2: STOP below the bound"
         self._let_go()
-        needed = count if self.tolerance is None else self.tolerance.needed(count)
+        needed, came = self._bound.carried, self._accepted - self._bound.zeros
         if self.tolerance is not None and self._started is not None and count:
             elapsed_s = now - self._started
-            self._limit.remember(self.stream, elapsed_s, needed=needed, got=self._accepted)
-        data = fastpath.encode_runs(self.bitmap.missing()) if missing_count else b""
-        fits = len(data) <= link.fragment_bytes
-        late = self._accepted < needed
-        short = Stop(
-            self.stream, self.round_id, self._accepted, count, late, data if fits else None
-        )
-        self.stop = short
-        full_follows = not fits and len(data) <= STOP_DATA_BYTES_MAX
-        if not (full_follows and link.outbox.reliable_only):
+            self._limit.remember(self.stream, elapsed_s, needed=needed, got=came)
+        self.stop, full = stop_frames(
+            self.stream, self.round_id, self.bitmap,
+            accepted=self._accepted, late=came < needed, fits=link.fragment_bytes,
+        )  # fmt: skip
+        if full is None:
             asked = self.reliable or self._probe is not None or self._is_awaited()
-            path = Path.BOTH if asked else link.signal_path(count)
-            link.outbox.put(short, Path.DATAGRAM if full_follows else path, self)
-        if full_follows:
-            full = Stop(self.stream, self.round_id, self._accepted, count, late, data)
+            link.outbox.put(self.stop, Path.BOTH if asked else link.signal_path(count), self)
+        else:
+            if not link.outbox.reliable_only:
+                link.outbox.put(self.stop, Path.DATAGRAM, self)
             link.outbox.put(full, Path.RELIABLE, self)
         link.events.append(ReceiveFinished(self))
 
@@ -385,7 +385,7 @@ class Receiver:
             duplicate=self._duplicates,
             passes=1 + self._answered,
             nbytes=self.layout.nbytes,
-            datagrams=self._accepted,
+            datagrams=self._accepted - self._bound.zeros,
             elapsed_s=now - self._started if self._started is not None else 0.0,
             rtt_s=self._link.rtt.smoothed_s,
             at_deadline=self.stop is not None and self.stop.at_deadline,

@@ -8,7 +8,8 @@ from ..errors import DBLPError, RemoteProtocolError
 from ..stats import RoundReport
 from ..tolerance import EXACT
 from ..wire import Bitmap, Probe, Stop
-from .bitmap import Indices, decode_bits, decode_ranges
+from .bitmap import Indices, decode_fragment, decode_ranges
+from .copies import repeated
 from .events import FallbackToReliable, Path, SendFinished
 from .layout import ChunkLayout
 from .link import Link, tolerance_text
@@ -18,8 +19,11 @@ from .outline import outline_frames
 from .plans import SendPlan
 from .reliable import chunk_frames
 from .states import SENDER_HARMLESS, SENDER_TRANSITIONS, SenderInput, SenderState
+from .zeros import zero_frames
 
 __all__ = ["Sender"]
+
+_NO_CHUNKS: Indices = np.empty(0, np.uint32)
 
 IDLE_PASSES_MAX = 3
 """Passes in a row that delivered nothing: datagrams do not get through (hazard 9)."""
@@ -27,21 +31,6 @@ IDLE_PASSES_MAX = 3
 PASSES_MAX = 64
 """Passes before the rest goes over TCP in any case: at 70 % loss a chunk is missing after 64 passes
 once in 10 billion."""
-
-COPIES_MAX = 16
-"""Most copies of a chunk in one pass: 16 at 70 % loss miss all once in 300."""
-
-COPIES_SHARE = 8
-"""Repeated chunks make up at most this fraction of the round: passes get fewer, not much longer."""
-
-COPIES_CHUNKS_MAX = 64
-"""... but in a small round this many datagrams may always go."""
-
-COPIES_LOSS_MIN = 0.2
-"""A pass that lost less is no burst: one more pass gets nearly all of the rest."""
-
-COPIES_LEFT = 0.5
-"""Copies are added until fewer than this many chunks are expected to stay missing."""
 
 RELIABLE_BUDGET_BYTES = 1 << 20
 """Payload on TCP between two probes: bounds what a STOP can no longer take back (S1)."""
@@ -56,7 +45,7 @@ class Sender:
     pass.  Fragments of older epochs are ignored, so a late one cannot restart a pass.  While
     PROBED a timer resends the probe; in no other state is one armed (T1).
 
-    *Commands*: `begin`, `imply_stop`, `fail`.
+    *Commands*: `begin`, `tell_zeros`, `imply_stop`, `fail`.
     *Inputs*: `on_progress`, `on_stall`, `on_bitmap`, `on_stop`, `on_timeout`.
     *Outputs*: `timer`; frames and events go to the session's link.
     *Getters*: everything else.
@@ -64,9 +53,8 @@ class Sender:
 
     __slots__ = (
         "_accepted", "_answered", "_began", "_first_pass", "_idle_passes", "_link", "_loss",
-        "_machine", "_order", "_resends", "_sent_before", "epoch", "error", "fallback",
-        "final_missing",
-        "passes", "plan", "reliable", "report", "slot", "timer",
+        "_machine", "_order", "_resends", "_sent_before", "_zeros", "epoch", "error", "fallback",
+        "final_missing", "passes", "plan", "reliable", "report", "slot", "timer",
     )  # fmt: skip
 
     def __init__(self, link: Link, plan: SendPlan, *, now: float) -> None:
@@ -98,6 +86,7 @@ class Sender:
         self._loss = 0.0  # share of the last pass that did not arrive
         self._resends = 0
         self._order: Indices | None = None
+        self._zeros: Indices = _NO_CHUNKS
         self.slot = link.channel.open_transmit(plan.open.stream, plan.open.round, plan.source)
         wants_ready = plan.open.wants_ready
         path = Path.RELIABLE if wants_ready else link.signal_path(plan.layout.count)
@@ -158,6 +147,12 @@ class Sender:
             self._tell_order()
         self.on_progress(now=now)
 
+    def tell_zeros(self, zeros: Indices) -> None:
+        """These chunks (ascending), which are not sent, are zero: the receiver need not wait."""
+        if not self.is_over:
+            self._zeros = zeros
+            self._put_zeros(zeros, self._link.signal_path(self.layout.count))
+
     def imply_stop(self, *, now: float) -> None:
         """A later exchange shows that the receiver is done, though its STOP is not here (hazard 4).
 
@@ -203,17 +198,16 @@ class Sender:
 
     def on_bitmap(self, bitmap: Bitmap, *, now: float) -> None:
         """A fragment (signal B): its missing chunks are the next pass (Algorithm 1, line 12)."""
+        named = decode_fragment(bitmap, self.layout.count)
         first, end = bitmap.first, bitmap.first + bitmap.count
-        if not 0 <= first <= end <= self.layout.count:
-            raise RemoteProtocolError(
-                f"the peer sent a bitmap of chunks {first} to {end} of round {self.round_id}, "
-                f"which has {self.layout.count}: use the same version of dblp on both sides"
-            )
         twice = any(first < known_end and known < end for known, known_end in self._answered)
         if self.is_over or bitmap.epoch != self.epoch or self.epoch == 0 or twice:
             return
-        decode = decode_bits if bitmap.encoding == "bits" else decode_ranges
-        missing = self._wanted(decode(bitmap.data, bitmap.count) + np.uint32(first))
+        missing = self._wanted(named)
+        if self._zeros.size:  # those among the named: what told of them was lost
+            is_zero = np.zeros(self.layout.count, np.bool_)
+            is_zero[self._zeros] = True
+            self._put_zeros(named[is_zero[named]], Path.BOTH)
         if not self._answered:
             self._judge_pass(bitmap.accepted)
         self._answered.append((first, end))
@@ -225,7 +219,8 @@ class Sender:
             return
         if len(self._answered) == 1:
             self.passes += 1
-        self._link.channel.queue(self.slot, self._repeated(self._in_send_order(missing)))
+        in_order = self._in_send_order(missing)
+        self._link.channel.queue(self.slot, repeated(in_order, self.layout.count, self._loss))
 
     def on_stop(self, stop: Stop, *, now: float) -> None:
         """Signal S (Algorithm 1, lines 5-7 and 13): the first ends the round, a later one may tell
@@ -248,7 +243,7 @@ class Sender:
             if stop.accepted > 0 and not self.fallback:
                 self._link.datagrams.worked()
             if stop.at_deadline and self.epoch and self._resends >= 0 and not self._answered:
-                self._measure_loss(stop.accepted)  # it has come in place of a bitmap
+                self._measure_loss(stop.accepted - len(self._zeros))  # in place of a bitmap
             self._finish(count - stop.accepted, at_deadline=stop.at_deadline, now=now)
 
     def on_timeout(self, *, now: float) -> None:
@@ -323,23 +318,17 @@ class Sender:
         for frame in outline_frames(self._order, count, self.stream, self.round_id):
             self._link.outbox.put(frame, Path.DATAGRAM, self)
 
+    def _put_zeros(self, zeros: Indices, path: Path) -> None:
+        link = self._link
+        for frame in zero_frames(zeros, self.layout.count, link.fragment_bytes, self.plan.open):
+            link.outbox.put(frame, Path.RELIABLE if self.reliable else path, self)
+
     def _wanted(self, chunks: Indices) -> Indices:
         """Those of `chunks` that may be sent: not what an order leaves out."""
         only, reducer = self.plan.only, self.plan.reducer
         if reducer is not None and reducer.limit < reducer.count:
             only = subset_mask(reducer.ready_indices()[: reducer.limit], reducer.count)
         return chunks if only is None else chunks[only[chunks]]
-
-    def _repeated(self, missing: Indices) -> Indices:
-        """Several copies when few chunks are left and the last pass lost many: else a burst costs
-        a pass, and its round trip, for every factor of the loss rate."""
-        room = max(self.layout.count // COPIES_SHARE, COPIES_CHUNKS_MAX)
-        most = min(COPIES_MAX, room // missing.size)
-        copies = 1
-        if self._loss >= COPIES_LOSS_MIN:
-            while copies < most and missing.size * self._loss**copies > COPIES_LEFT:
-                copies += 1
-        return np.tile(missing, copies) if copies > 1 else missing
 
     def _send_reliably(self, missing: Indices, now: float) -> None:
         """Puts chunks on TCP, at most `RELIABLE_BUDGET_BYTES`, and probes behind them."""

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..deadline import DeadlineClock
+from ..tolerance import Tolerance
 
 __all__ = ["TimeLimit"]
+
+BURST_SHARE = 0.5
+"""Of its usual time, all that a round in a burst may take, by its pace at the end of a pass.  What
+waits for it, such as the mean's way down, usually goes on beside it; in a burst it comes after."""
 
 
 class Arrivals(Protocol):
@@ -23,8 +28,9 @@ class TimeLimit:
     round goes on until it is.  An adaptive one has two earlier looks, for bursts: at the time that
     such a round usually takes, and whenever the sender is through with a pass.  When so many
     datagrams were lost that the bound cannot be met in time at this pace, waiting would gain
-    nothing but more of what is not enough, and the result would have to wait too.  Without such
-    losses a round has all of its time: that it is behind may be its turn among others.
+    nothing but more of what is not enough, and the result would have to wait too.  At the end of a
+    pass the pace must leave room for that result.  Without such losses a round has all of its time:
+    that it is behind may be its turn among others.
 
     *Commands*: `start`, `stop`.  *Inputs*: `look`, `remember`.  *Getters*: `due`.
     """
@@ -59,13 +65,17 @@ class TimeLimit:
         """The round is over."""
         self.due = None
 
-    def look(self, now: float, accepted: int, needed: int, *, pass_over: bool = False) -> int:
-        """Chunks that end the round from now on; `needed` if nothing changes.
+    def look(
+        self, now: float, accepted: int, needed: int, *, pass_over: bool = False
+    ) -> Tolerance | None:
+        """The tolerance that ends the round from now on; None if nothing changes.
 
-        `pass_over`: what the sender has sent so far has arrived or is lost.
+        Args:
+            accepted, needed: chunks that have come with their bytes, of those that must.
+            pass_over: what the sender has sent so far has arrived or is lost.
         """
         if self.due is None:
-            return needed
+            return None
         plan = self._clock.plan
         assert plan is not None
         if now < self._deadline and not self._is_hopeless(
@@ -73,9 +83,10 @@ class TimeLimit:
         ):
             if now >= self.due:
                 self.due = self._deadline
-            return needed
+            return None
         self.due = None
-        return min(needed, plan.floor_needed(self._count))
+        assert isinstance(plan.floor, Tolerance)
+        return plan.floor
 
     def _is_hopeless(
         self, now: float, accepted: int, needed: int, factor: float, pass_over: bool
@@ -84,12 +95,13 @@ class TimeLimit:
         it."""
         if self._usual_s is None:
             return False
+        share = factor
         if pass_over:  # it had as many chunks as are needed, or stood still for long
-            sent, came = needed, accepted
+            share, sent, came = BURST_SHARE, needed, accepted
         else:  # other rounds of the session count too: they take the same path
             sent = self._path.received_sequence - self._sent
             came = self._path.drained - self._drained
-        late = (now - self._began) * needed > factor * self._usual_s * accepted
+        late = (now - self._began) * needed > share * self._usual_s * accepted
         return late and came * factor < sent
 
     def remember(self, stream: int, elapsed_s: float, *, needed: int, got: int) -> None:

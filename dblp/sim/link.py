@@ -118,13 +118,20 @@ class ImpairedChannel(fastpath.Channel):
     """Session tag of the datagrams that are for this channel."""
 
     delivered = 0
-    """Chunks accepted from the reliable channel: they are in no datagram."""
+    """Chunks accepted otherwise than from a datagram."""
 
     def deliver(self, slot: int, index: int, payload: Any) -> bool:
         """As `Channel.deliver`."""
         is_new = super().deliver(slot, index, payload)
         self.delivered += is_new
         return is_new
+
+    def deliver_zeros(self, slot: int, indices: Any) -> int:
+        """As `Channel.deliver_zeros`."""
+        before = self.delivered
+        new = super().deliver_zeros(slot, indices)
+        self.delivered = before + new  # the twin delivers one by one
+        return new
 
     def open_receive(
         self, stream: int, round: int, buffer: Any, bitmap: Any, **options: Any

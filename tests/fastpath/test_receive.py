@@ -256,3 +256,30 @@ def test_disorder_accepts_no_wrong_byte(fastpath: ModuleType) -> None:
         expected = bytes(len(source[span])) if chunk in missing else source[span]
         assert buffer[span] == expected
     assert indices(*missing).dtype == missing.dtype
+
+
+@both
+def test_chunks_may_be_delivered_as_zeros(fastpath: ModuleType) -> None:
+    channel, slot, buffer, bitmap, datagrams = opened(fastpath, 9 * CHUNK_BYTES + 8)
+    buffer[:] = b"\x55" * len(buffer)
+    channel.ingest([datagrams.data(PAYLOAD, chunk=3)], 0)
+    channel.set_notify(slot, 4)
+    channel.take_events()
+    assert channel.deliver_zeros(slot, indices(9, 3, 0, 9)) == 2  # 3 is there, 9 named twice
+    assert channel.accepted(slot) == 3 and not channel.reached()
+    assert buffer[9 * CHUNK_BYTES :] == bytes(8) and buffer[:CHUNK_BYTES] == bytes(CHUNK_BYTES)
+    assert buffer[3 * CHUNK_BYTES : 4 * CHUNK_BYTES] == PAYLOAD
+    assert buffer[CHUNK_BYTES] == 0x55
+    assert channel.deliver_zeros(slot, indices(1)) == 1 and channel.reached()
+    assert changed_counters(channel)["accepted"] == 4
+    assert fastpath.bitmap_missing(bitmap, 10).tolist() == [2, 4, 5, 6, 7, 8]
+    assert channel.deliver_zeros(slot, indices()) == 0
+    for wrong in (10, 2**32 - 1):
+        with pytest.raises(ValueError, match="is not one of 10"):
+            channel.deliver_zeros(slot, indices(2, wrong))
+    assert channel.accepted(slot) == 4  # nothing of a call that is refused
+    channel.ingest([datagrams.data(PAYLOAD, chunk=0)], 0)
+    assert changed_counters(channel)["duplicate"] == 1
+    channel.close_receive(slot)
+    with pytest.raises(ValueError):
+        channel.deliver_zeros(slot, indices(2))

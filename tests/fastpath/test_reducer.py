@@ -63,10 +63,12 @@ def test_missing_chunks(fastpath: ModuleType, dtype: str, contributors: bool, wo
         bitmaps.append(np.packbits(delivered[rank], bitorder="little").tobytes())
     complete = np.flatnonzero(delivered.all(axis=0))
     assert sorted(reducer.ready_indices()[: reducer.ready]) == complete.tolist()
-    reducer.finish(bitmaps)
-    assert reducer.ready == reducer.count == 11
-    assert reducer.ready_indices()[len(complete) : 11].tolist() == [
-        chunk for chunk in range(11) if chunk not in complete
+    zeros = reducer.finish(bitmaps)
+    assert zeros.dtype == np.uint32
+    assert zeros.tolist() == np.flatnonzero(~delivered.any(axis=0)).tolist()
+    assert reducer.ready == reducer.limit == 11 - len(zeros)
+    assert reducer.ready_indices()[len(complete) : reducer.ready].tolist() == [
+        chunk for chunk in range(11) if chunk not in complete and chunk not in zeros
     ]
     for chunk in range(11):
         span = slice(chunk * width, (chunk + 1) * width)
@@ -143,10 +145,10 @@ def test_a_late_chunk_after_finish_changes_nothing(fastpath: ModuleType) -> None
     reducer = fastpath.Reducer(out, [source], 8, "float32")
     channel = fastpath.Channel(-1, send_tag=1, recv_tag=2, chunk_bytes=8)
     slot = channel.open_receive(0, 0, source, bytearray(1), reducer=reducer)
-    reducer.finish([b"\0"])
+    assert reducer.finish([b"\0"]).tolist() == [0]
     assert channel.deliver(slot, 0, np.ones(2, np.float32))
-    reducer.finish([b"\1"])
-    assert reducer.ready == reducer.count == 1
+    assert reducer.finish([b"\1"]).tolist() == []
+    assert (reducer.ready, reducer.limit, reducer.count) == (0, 0, 1)
     assert (out == 0).all()
 
 

@@ -161,9 +161,11 @@ FRAMES = {
     "a far round": wire.Open(0, 77, 8, 1448, "float32", False, 1.0, None, False, None),
     "chunks beyond the end": wire.ChunkData(0, 1, 1 << 40, b"x"),
     "chunks of no round": wire.ChunkData(0, 9, 0, b"x"),
+    "zeros beyond the end": wire.Zeros(0, 1, 0, 1 << 40, "ranges", b"\x00\x01"),
+    "zeros of no round": wire.Zeros(0, 9, 0, 8, "bits", b"\x00"),
 }
 
-HARMLESS = {"a stop of nothing", "chunks of no round"}
+HARMLESS = {"a stop of nothing", "chunks of no round", "zeros of no round"}
 
 
 @pytest.mark.parametrize("kind", FRAMES)

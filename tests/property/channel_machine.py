@@ -121,9 +121,11 @@ class Machine:
             side, slot, _ = self.sending[a % len(self.sending)]
             self.channels[side].follow(slot, self.reducers[b % len(self.reducers)])
 
-    def do_finish(self, a: int, b: int, c: int) -> None:
-        if self.reducers:
-            self.reducers[a % len(self.reducers)].finish([random.Random(b).randbytes(4)])
+    def do_finish(self, a: int, b: int, c: int) -> list[int]:
+        if not self.reducers:
+            return []
+        bitmap = random.Random(b).randbytes(4)
+        return self.reducers[a % len(self.reducers)].finish([bitmap]).tolist()
 
     def do_cancel(self, a: int, b: int, c: int) -> int:
         if not self.sending:
@@ -160,6 +162,13 @@ class Machine:
         side, slot, _, _ = self.receiving[a % len(self.receiving)]
         length = CHUNK_BYTES if c % 4 else c % 70
         return self.channels[side].deliver(slot, b % 35 - 1, random.Random(c).randbytes(length))
+
+    def do_deliver_zeros(self, a: int, b: int, c: int) -> int:
+        if not self.receiving:
+            return 0
+        side, slot, _, _ = self.receiving[a % len(self.receiving)]
+        chunks = random.Random(c).choices(range(1 + b % 35), k=c % 12)
+        return self.channels[side].deliver_zeros(slot, np.array(chunks, np.uint32))
 
     def do_control(self, a: int, b: int, c: int) -> bool:
         return self.channels[a % 2].send_control(bytes(b % 70), c, b)

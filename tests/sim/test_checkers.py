@@ -1,7 +1,5 @@
-"""Every checker catches a planted violation, and lets a clean run pass.
-
-Mostly: run a clean scenario, doctor the evidence, and ask the checker again.
-"""
+"""Every checker catches a planted violation, and lets a clean run pass.  Mostly: run a clean
+scenario, doctor the evidence, and ask the checker again."""
 
 from __future__ import annotations
 
@@ -19,6 +17,7 @@ from dblp.collective.worker_round import OpenRound
 from dblp.fastpath import pack_datagram
 from dblp.faults import Impairment
 from dblp.proto import ReceiveFinished, Receiver, Sender, SendFinished
+from dblp.proto.bound import Bound
 from dblp.sim import joint
 from dblp.sim.checkers import (
     AcceptedBytes,
@@ -209,8 +208,9 @@ def test_r2_a_deadline_that_no_one_has_set(pair: Evidence) -> None:
 
 def test_r2_a_deadline_that_takes_less_than_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted in the code: the floor is off by one chunk."""
-    right = Deadline.floor_needed
-    monkeypatch.setattr(Deadline, "floor_needed", lambda self, n: right(self, n) - 1)
+    right = Bound.needed.fget
+    less = property(lambda self: right(self) - (self._floor is not None))
+    monkeypatch.setattr(Bound, "needed", less)
     with violates("R2"):
         Scenario(scene(
             kind="pair", streams=((RoundPlan(500, "float32", "40.8%"),) * 6,), up=SLOW,
@@ -304,8 +304,8 @@ def test_r3_a_reduction_of_chunks_that_are_not_there(monkeypatch: pytest.MonkeyP
     """Planted in the code: the server takes the missing chunks of one rank for the other's."""
 
     class Backwards(fastpath.Reducer):
-        def finish(self, bitmaps: Any, first: Any = ()) -> None:
-            super().finish(bitmaps[::-1], first)
+        def finish(self, bitmaps: Any, first: Any = ()) -> Any:
+            return super().finish(bitmaps[::-1], first)
 
     monkeypatch.setattr(fastpath, "Reducer", Backwards)
     with violates("R3"):
@@ -367,7 +367,7 @@ def test_c1_a_tolerance_that_changes(cluster: Evidence) -> None:
     for role in ("server", "worker"):
         checker, receiver = cluster.checker(OneTolerance), cluster.receiver(role)
         checker.event(cluster.session(role), ReceiveFinished(receiver))
-        receiver.tolerance = Tolerance.of("99%")
+        receiver._bound.fix(Tolerance.of("99%"))
         with violates("C1"):
             checker.event(cluster.session(role), ReceiveFinished(receiver))
 
@@ -393,8 +393,7 @@ def test_hooks_are_called_only_where_they_are() -> None:
         def turn_over(self, host: object) -> None:
             self.turns += 1
 
-    counter = Counter()
-    watch = Watch(counter, Observer())
+    watch = Watch(counter := Counter(), Observer())
     watch.tell("armed", None, None)
     watch.turn_over(None)  # type: ignore[arg-type]
     assert counter.turns == 1

@@ -44,11 +44,6 @@ def test_a_round_cut_short_counts_for_what_it_would_have_taken() -> None:
     assert clock.limit_s(0, 10, 10) == pytest.approx(2.0)
 
 
-def test_the_floor_is_exact() -> None:
-    assert Deadline(floor="75%").floor_needed(8) == 2
-    assert Deadline(floor="75%").floor_needed(9) == 3
-
-
 @pytest.mark.parametrize(
     "wrong", [{"seconds": 0.0}, {"factor": 0.5}, {"warm_up": 0}, {"warm_up": 9, "history": 8}]
 )

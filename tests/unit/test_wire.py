@@ -24,6 +24,7 @@ FRAMES: list[wire.Frame] = [
     wire.Stop(3, 7, 10, 12, False, b"\x03\x02"),
     wire.Stop(3, 7, 10, 12, True, None),
     wire.Outline(3, 7, 4096, b"\x1b\xff"),
+    wire.Zeros(3, 7, 0, 64, "bits", b"\x0f" * 8),
     wire.ChunkData(3, 7, 5, b"\x00" * 1448),
     wire.Heartbeat(),
     wire.Heartbeat("stream 0 round 7: waiting for rank 2"),

@@ -64,6 +64,33 @@ def test_the_result_follows_the_rule(
         assert not all(mask.all() for mask in masks[3])
 
 
+@pytest.mark.parametrize("norm", ["sent", "received"])  # downlinks beside the uplinks, and after
+@pytest.mark.parametrize("downlink", ["exact", "lossy"])
+def test_what_no_rank_has_delivered_does_not_go_down(
+    norm: str, downlink: str, masks: dict[int, list[np.ndarray]]
+) -> None:
+    """All ranks leave out the same chunks: those of least energy."""
+    config = TransportConfig(order="magnitude")
+    cluster = Cluster(
+        3, policy=FixedTolerance("40.8%"), config=config, downlink=downlink, norm=norm
+    )
+    base = gradient(0, COUNT) * np.repeat(np.arange(1.0, COUNT + 1, 64), 64)[:COUNT]
+    base = base.astype(np.float32)
+    for step in range(3):
+        arrays = [base * np.float32(rank + 1) for rank in range(3)]
+        expected = [array.copy() for array in arrays]
+        cluster.all_reduce(arrays)
+        if downlink == "exact":
+            mean = masked_mean(expected, masks[step], contributors=False)
+            assert all(array.tobytes() == mean.tobytes() for array in arrays)
+    down = [report for report in cluster.reports if report.direction == "downlink"]
+    assert len(down) >= 6  # those of the last round may be on their way
+    for report in down:
+        carried = int(np.logical_or.reduce(masks[report.round_id]).sum())
+        assert report.datagrams <= carried < 0.7 * CHUNKS
+        assert report.missing == 0 or downlink == "lossy"
+
+
 @pytest.mark.parametrize("norm", ["sent", "received"])
 @pytest.mark.parametrize("rule", ["zero", "contributors"])
 @pytest.mark.parametrize(("low", "high"), [("40.8%", "40.8%"), ("0.8%", "40.8%"), ("60%", "2.4%")])

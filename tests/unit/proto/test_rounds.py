@@ -192,7 +192,9 @@ def test_a_reducer_feeds_a_sender(fastpath: ModuleType) -> None:
     )
     pair.run(lambda: up.report is not None)
     assert not down_sender.is_over
-    reducer.finish([up.bitmap.bits])
+    zeros = reducer.finish([up.bitmap.bits])
+    assert np.array_equal(zeros, up.bitmap.missing())
+    down_sender.tell_zeros(zeros)
     pair.run(lambda: down.is_over and down_sender.is_over and up_sender.is_over)
     pair.settle()
     assert np.array_equal(mean, out) and up.report.missing > 0

@@ -1,0 +1,60 @@
+"""With how many chunks a round is over (hazard 8)."""
+
+from __future__ import annotations
+
+from ..tolerance import Tolerance
+
+__all__ = ["Bound"]
+
+
+class Bound:
+    """The bound of one round at its receiver.
+
+    Chunks that are named as zeros (`wire.Zeros`) count as received, and as needed: they take the
+    place of no chunk that carries something.
+
+    *Commands*: `fix`, `lower`, `add_zeros`.  *Getters*: everything else.
+    """
+
+    __slots__ = ("_count", "_eager", "_floor", "tolerance", "zeros")
+
+    def __init__(self, count: int, *, eager: bool) -> None:
+        self.tolerance: Tolerance | None = None
+        """Of the round; None while it is not known, and every chunk is needed."""
+        self.zeros = 0
+        """Chunks that were named as zeros."""
+        self._count = count
+        self._eager = eager
+        self._floor: Tolerance | None = None
+
+    def fix(self, tolerance: Tolerance) -> None:
+        """The tolerance is known."""
+        self.tolerance = tolerance
+
+    def add_zeros(self, chunks: int) -> None:
+        """So many more chunks are there, as zeros."""
+        self.zeros += chunks
+
+    def lower(self, floor: Tolerance) -> None:
+        """From now on `floor` is enough, of the chunks that carry something (hazard 11)."""
+        self._floor = floor
+
+    @property
+    def carried(self) -> int:
+        """Chunks that must come with their bytes by the tolerance, whatever the floor."""
+        if self.tolerance is None:
+            return self._count - self.zeros
+        return min(self._count - self.zeros, self.tolerance.needed(self._count))
+
+    @property
+    def needed(self) -> int:
+        """Chunks that end the round."""
+        if self._floor is None:
+            return self.zeros + self.carried
+        return self.zeros + min(self.carried, self._floor.needed(self._count - self.zeros))
+
+    @property
+    def target(self) -> int:
+        """Chunks with which the round ends unasked: a patient receiver waits for a probe, unless
+        its deadline is over."""
+        return self.needed if self._eager or self._floor is not None else self._count

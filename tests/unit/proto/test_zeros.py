@@ -1,0 +1,177 @@
+"""Chunks that are named as zeros, and not sent."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from dblp import fastpath as chosen_fastpath
+from dblp.config import TransportConfig
+from dblp.deadline import Deadline
+from dblp.errors import RemoteProtocolError
+from dblp.proto import Receiver, Sender
+from dblp.proto.bitmap import decode_fragment
+from dblp.proto.zeros import zero_frames
+from dblp.tolerance import EXACT, Tolerance
+from dblp.wire import KIND_CONTROL, Open, Zeros, decode_frame, encode_frame
+
+from .pair import CHUNK_BYTES, Model, Pair, Side
+
+CHUNKS = 300
+OPEN = Open(3, 7, 1, 1, "float32", False, 1.0, None, False, None)
+
+
+def mean_with_zeros(share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A buffer, its chunks that are zero, and those that are not."""
+    rng = np.random.default_rng(seed)
+    is_zero = rng.random(CHUNKS) < share
+    data = rng.standard_normal(CHUNKS * CHUNK_BYTES // 4).astype(np.float32)
+    data[np.repeat(is_zero, CHUNK_BYTES // 4)] = 0
+    zeros, carry = (np.flatnonzero(which).astype(np.uint32) for which in (is_zero, ~is_zero))
+    return data, zeros, carry
+
+
+def exchange(
+    pair: Pair, share: float, *, tolerance: Tolerance = EXACT, early: bool = False
+) -> tuple[Sender, Receiver, np.ndarray, np.ndarray]:
+    """One round in which zeros are named; `early`: before anything else is."""
+    data, zeros, carry = mean_with_zeros(share)
+    out = np.full_like(data, 77)
+    receiver = pair.arm(out, tolerance=tolerance)
+    sender = pair.send(data, order=carry)
+    if not early:
+        pair.turn()
+    sender.tell_zeros(zeros)
+    pair.run(lambda: sender.is_over and receiver.report is not None)
+    return sender, receiver, data, out
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.4, 1.0])
+@pytest.mark.parametrize("early", [True, False])
+def test_an_exact_round_sends_what_carries_something(
+    fastpath: ModuleType, share: float, early: bool
+) -> None:
+    pair = Pair(fastpath)
+    sender, receiver, data, out = exchange(pair, share, early=early)
+    assert np.array_equal(data, out)
+    carried = CHUNKS - len(mean_with_zeros(share)[1])
+    assert receiver.report.missing == 0 and receiver.report.datagrams == carried
+    assert sender.report.datagrams == carried and sender.report.missing == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lost_and_repeated_names_of_zeros_do_no_harm(fastpath: ModuleType, seed: int) -> None:
+    pair = Pair(fastpath, model=Model(loss=0.3, reorder=0.3, duplicate=0.3), seed=seed)
+    sender, _, data, out = exchange(pair, 0.4)
+    assert np.array_equal(data, out) and not sender.fallback
+
+
+def test_zeros_whose_names_are_lost_are_named_again(fastpath: ModuleType) -> None:
+    """As a datagram at first, then by both ways, as the answer to a bitmap."""
+
+    def drop(side: Side, datagram: bytes) -> bool:
+        return datagram[0] & 15 == KIND_CONTROL and b"zeros" in datagram
+
+    pair = Pair(fastpath, model=Model(drop=drop))
+    sender, _, data, out = exchange(pair, 0.4)
+    assert np.array_equal(data, out)
+    assert len(pair.a.frames(Zeros)) >= 2 and not sender.fallback
+    assert sender.report.retransmitted == 0
+
+
+def test_zeros_are_named_on_tcp_where_everything_is(fastpath: ModuleType) -> None:
+    pair = Pair(fastpath, config=TransportConfig(control="tcp"))
+    _, _, data, out = exchange(pair, 0.4)
+    assert np.array_equal(data, out)
+    pair = Pair(fastpath, model=Model(loss=1.0))
+    sender, _, data, out = exchange(pair, 0.4)
+    assert np.array_equal(data, out) and sender.fallback
+
+
+def test_a_lossy_round_gets_as_many_chunks_as_without_zeros(fastpath: ModuleType) -> None:
+    tolerance = Tolerance.of("40.8%")
+    needed = tolerance.needed(CHUNKS)
+    for share in (0.1, 0.7):
+        _, receiver, data, out = exchange(Pair(fastpath), share, tolerance=tolerance, early=True)
+        carried = CHUNKS - len(mean_with_zeros(share)[1])
+        assert receiver.report.datagrams >= min(needed, carried)
+        assert receiver.report.missing <= tolerance.missing_max(CHUNKS)
+        here = np.repeat(~np.isin(np.arange(CHUNKS), receiver.bitmap.missing()), CHUNK_BYTES // 4)
+        assert np.array_equal(out, np.where(here, data, np.float32(0)))
+
+
+def test_at_the_deadline_the_floor_counts_what_carries_something(fastpath: ModuleType) -> None:
+    config = TransportConfig(deadline=Deadline(floor="50%", seconds=1e-6))
+    pair = Pair(fastpath, config=config, model=Model(loss=0.7))
+    data, zeros, carry = mean_with_zeros(0.6)
+    receiver = pair.arm(np.full_like(data, 77), tolerance=Tolerance.of("1%"))
+    sender = pair.send(data, order=carry)
+    sender.tell_zeros(zeros)
+    pair.run(lambda: sender.is_over and receiver.report is not None)
+    assert receiver.report.at_deadline
+    came = receiver.accepted - len(zeros)
+    assert came >= Tolerance.of("50%").needed(len(carry))
+    assert receiver.report.datagrams == came < len(carry)
+
+
+def test_a_chunk_that_is_there_is_not_overwritten(fastpath: ModuleType) -> None:
+    pair = Pair(fastpath)
+    data, _, _ = mean_with_zeros(0.0)
+    out = np.full_like(data, 77)
+    receiver = pair.arm(out, tolerance=EXACT)
+    sender = pair.send(data)
+    pair.run(lambda: receiver.accepted > 0)
+    for frame in zero_frames(np.arange(CHUNKS, dtype=np.uint32), CHUNKS, 1000, sender.plan.open):
+        pair.b.session.on_frame(frame, now=pair.now)
+    assert receiver.is_over and receiver.report is None
+    pair.run(lambda: receiver.report is not None)
+    blocks = out.reshape(CHUNKS, -1)
+    came = receiver.report.datagrams
+    assert 0 < came < CHUNKS
+    assert [bool(block.any()) for block in blocks].count(True) == came
+
+
+@pytest.mark.parametrize("share", [0.001, 0.5, 1.0])
+@pytest.mark.parametrize("limit", [64, 1000])
+def test_frames_name_all_of_them(share: float, limit: int) -> None:
+    count = 20_000
+    rng = np.random.default_rng(5)
+    zeros = np.flatnonzero(rng.random(count) < share).astype(np.uint32)
+    frames = zero_frames(zeros, count, limit, OPEN)
+    assert all(decode_frame(encode_frame(frame)) == frame for frame in frames)
+    assert all(len(frame.data) <= limit for frame in frames)
+    assert all((frame.stream, frame.round) == (3, 7) for frame in frames)
+    named = np.concatenate([decode_fragment(frame, count) for frame in frames])
+    assert np.array_equal(named, zeros)
+
+
+def test_no_zeros_need_no_frame() -> None:
+    assert zero_frames(np.empty(0, np.uint32), 100, 1000, OPEN) == []
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Zeros(0, 1, 0, CHUNKS + 1, "bits", b"\x00" * 38),
+        Zeros(0, 1, -1, 2, "bits", b"\x00"),
+        Zeros(0, 1, 0, CHUNKS, "bits", b"\x00"),
+        Zeros(0, 1, 0, 8, "ranges", b"\x00\x09"),
+    ],
+)
+def test_a_frame_that_names_what_is_not_there_ends_the_session(frame: Zeros) -> None:
+    pair = Pair(chosen_fastpath)
+    pair.arm(mean_with_zeros(0.0)[0])
+    pair.b.session.on_frame(frame, now=1.0)
+    assert isinstance(pair.b.session.error, RemoteProtocolError)
+
+
+def test_late_frames_are_counted() -> None:
+    pair = Pair(chosen_fastpath)
+    frame = Zeros(0, 1, 0, 8, "bits", b"\x00")
+    pair.b.session.on_frame(frame, now=1.0)
+    assert pair.b.session.late_frames == 1
+    pair.exchange(mean_with_zeros(0.0)[0])
+    pair.b.session.on_frame(frame, now=pair.now)
+    assert pair.b.session.error is None
