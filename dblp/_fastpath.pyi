@@ -152,7 +152,7 @@ class Reducer:
     @property
     def ready(self) -> int:
         """Chunks reduced so far; their indices are ready_indices()[:ready]."""
-    limit: int  # chunks that may become ready: all, until set_limit
+    limit: int  # chunks that may become ready: all, until set_limit or finish
     def set_limit(self, limit: int) -> None:
         """Only the first `limit` chunks to become ready are of use: the others become zero.  Before
         anyone follows; the limit can only go down."""

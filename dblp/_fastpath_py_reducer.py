@@ -153,7 +153,7 @@ class Reducer:
         self._order = np.zeros(self.count, np.uint32)
         self._ready = 0
         self.limit = self.count
-        """Chunks that may become ready; see `set_limit`."""
+        """Chunks that may become ready; see `set_limit` and `finish`."""
 
     @property
     def ready(self) -> int:

@@ -90,6 +90,8 @@ def _numbers(data: bytes) -> Iterator[int]:
 def pack_classes(order: npt.ArrayLike, count: int) -> bytes:
     """Two bits per chunk, four to a byte: which ascending run of `order` it is in; 3: in none."""
     chunks = np.asarray(order, np.uint32)
+    if count < 0:
+        raise ValueError(f"a round has no {count} chunks")
     if chunks.size and chunks.max() >= count:
         raise ValueError(f"chunk {chunks.max()} is not one of {count}")
     runs = np.split(chunks, np.flatnonzero(chunks[1:] <= chunks[:-1]) + 1)

@@ -45,7 +45,8 @@ class RoundReport:
     chunks: int = 0
     """Chunks in the round."""
     missing: int = 0
-    """Chunks not delivered when the round ended."""
+    """Chunks not delivered when the round ended.  On a downlink those that no worker has delivered
+    are not among them: they are zero, and known to be."""
     duplicate: int = 0
     """Chunks that arrived though they were there."""
     passes: int = 0

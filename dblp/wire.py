@@ -176,6 +176,8 @@ class Probe(Frame, tag="probe", frozen=True, array_like=True):
     epoch: int
     sequence: int
     """Newest transmit sequence used (64 bit): all of it has arrived or is lost."""
+    zeros: int = 0
+    """Chunks of the round that `Zeros` has named."""
 
 
 class Bitmap(Frame, tag="bitmap", frozen=True, array_like=True):

@@ -12,7 +12,7 @@ import numpy as np
 from .. import fastpath
 from ..config import TransportConfig
 from ..phase import Decision, Regime
-from ..proto import Receiver, Sender, Session, energy_of, send_order
+from ..proto import Receiver, Sender, Session, ZeroChunks, energy_of, send_order
 from ..stats import RoundReport
 from ..tolerance import Tolerance
 from ..wire import Open
@@ -58,10 +58,10 @@ class LocalSource(Protocol):
 class ServerRound:
     """One round of one stream on the server: N uplinks, one reduction, N downlinks.
 
-    Commands: `arm`, `provide`, `disarm`, `start_downlinks`, `reduce`, `give_back_result`.  Getters:
-    `send_order`, `uplink_tolerance`, `where`, `waiting_for`, `progress_report`.  Everything else is
-    state that `ServerCore` keeps here.  Offers are indexed by rank; receivers, senders and sources
-    are those of the remote ranks, in rank order.
+    Commands: `arm`, `provide`, `disarm`, `limit`, `send_order`, `start_downlinks`, `reduce`,
+    `give_back_result`.  Getters: `uplink_tolerance`, `where`, `waiting_for`, `progress_report`.
+    Everything else is state that `ServerCore` keeps here.  Offers are indexed by rank; receivers,
+    senders and sources are those of the remote ranks, in rank order.
     """
 
     __slots__ = (
@@ -110,7 +110,8 @@ class ServerRound:
         self.left_out = NO_CHUNKS
         """Chunks of the mean that a common downlink leaves out, once it is complete; ascending."""
         self.zeros = NO_CHUNKS
-        """Chunks of the mean that no rank has delivered, once it is complete; ascending."""
+        """Chunks of the complete mean that are named as zeros, and not sent: no rank has delivered
+        them, and nothing is left out.  Ascending."""
         self.ranks = ranks
         self.local: LocalSource | None = None
         """The round of the local rank, once it is there."""
@@ -266,9 +267,11 @@ class ServerRound:
         self._tell_zeros()
 
     def _tell_zeros(self) -> None:
-        if self.zeros.size:
+        if self.zeros.size and self.senders:
+            count = self.receivers[0].layout.count
+            zeros = ZeroChunks(self.zeros, count, self.stream, self.round_id)
             for sender in self.senders:
-                sender.tell_zeros(self.zeros)
+                sender.tell_zeros(zeros)
 
     def reduce(self, sessions: Sequence[Session], pool: BufferPool, *, ranked: bool) -> None:
         """Completes the mean; every uplink has stopped.  Frees the receive buffers.

@@ -85,7 +85,6 @@ cdef int64_t get_leb128(const uint8_t **at, const uint8_t *end) noexcept nogil:
 
 cdef int64_t chunks_in_runs(const uint8_t *at, const uint8_t *end, int64_t count) except -1:
     """How many chunks the runs have; ValueError unless they ascend and end within `count`."""
-    cdef const uint8_t *start = at
     cdef int64_t gap, length, place = 0, total = 0
     while at != end:
         gap = get_leb128(&at, end)
@@ -128,6 +127,8 @@ def pack_classes(order, int64_t count):
     cdef const uint32_t[::1] chunks = np.ascontiguousarray(order, dtype=np.uint32)
     cdef Py_ssize_t size = chunks.shape[0], i
     cdef int number = 0, shift
+    if count < 0:
+        raise ValueError(f"a round has no {count} chunks")
     for i in range(size):
         if chunks[i] >= count:
             raise ValueError(f"chunk {chunks[i]} is not one of {count}")

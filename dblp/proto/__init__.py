@@ -16,6 +16,7 @@ from .receiver import Receiver
 from .sender import Sender
 from .session import Session
 from .states import ReceiverState, SenderState
+from .zeros import ZeroChunks
 
 __all__ = [
     "ChunkLayout",
@@ -32,6 +33,7 @@ __all__ = [
     "Sender",
     "SenderState",
     "Session",
+    "ZeroChunks",
     "byte_view",
     "decode_ranges",
     "energy_of",

@@ -122,7 +122,7 @@ def decode_ranges(data: bytes, count: int) -> Indices:
     try:
         return fastpath.decode_runs(data, count)
     except ValueError as error:
-        raise RemoteProtocolError(f"the peer sent runs of missing chunks, but {error}") from None
+        raise RemoteProtocolError(f"the peer sent runs of chunks, but {error}") from None
 
 
 def decode_bits(data: bytes, count: int) -> Indices:

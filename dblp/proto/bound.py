@@ -11,20 +11,22 @@ class Bound:
     """The bound of one round at its receiver.
 
     Chunks that are named as zeros (`wire.Zeros`) count as received, and as needed: they take the
-    place of no chunk that carries something.
+    place of no chunk that carries something.  Of those the tolerance holds, once all that was sent
+    has arrived or is lost; before, as many are waited for as in a round without zeros.
 
     *Commands*: `fix`, `lower`, `add_zeros`.  *Getters*: everything else.
     """
 
-    __slots__ = ("_count", "_eager", "_floor", "tolerance", "zeros")
+    __slots__ = ("_count", "_floor", "eager", "tolerance", "zeros")
 
     def __init__(self, count: int, *, eager: bool) -> None:
         self.tolerance: Tolerance | None = None
         """Of the round; None while it is not known, and every chunk is needed."""
         self.zeros = 0
         """Chunks that were named as zeros."""
+        self.eager = eager
+        """The round ends unasked, as soon as it can."""
         self._count = count
-        self._eager = eager
         self._floor: Tolerance | None = None
 
     def fix(self, tolerance: Tolerance) -> None:
@@ -41,20 +43,30 @@ class Bound:
 
     @property
     def carried(self) -> int:
-        """Chunks that must come with their bytes by the tolerance, whatever the floor."""
+        """Chunks that are waited for with their bytes, while more may come."""
+        carrying = self._count - self.zeros
         if self.tolerance is None:
-            return self._count - self.zeros
-        return min(self._count - self.zeros, self.tolerance.needed(self._count))
+            return carrying
+        return min(carrying, self.tolerance.needed(self._count))
+
+    @property
+    def tolerated(self) -> int:
+        """Chunks that are enough by the tolerance, when no more come."""
+        if self.tolerance is None:
+            return self._count
+        return self.zeros + self.tolerance.needed(self._count - self.zeros)
 
     @property
     def needed(self) -> int:
-        """Chunks that end the round."""
+        """Chunks that are enough now, when no more come."""
         if self._floor is None:
-            return self.zeros + self.carried
-        return self.zeros + min(self.carried, self._floor.needed(self._count - self.zeros))
+            return self.tolerated
+        return min(self.tolerated, self.zeros + self._floor.needed(self._count - self.zeros))
 
     @property
     def target(self) -> int:
         """Chunks with which the round ends unasked: a patient receiver waits for a probe, unless
         its deadline is over."""
-        return self.needed if self._eager or self._floor is not None else self._count
+        if self._floor is not None:
+            return self.needed
+        return self.zeros + self.carried if self.eager else self._count

@@ -109,7 +109,7 @@ class Inbound:
     def announce(self, receiver: Receiver, offer: WaitingOffer, *, told: bool, now: float) -> None:
         """Gives an armed receiver its announcement, if it fits; `told`: the owner knows of it."""
         open_ = offer.open
-        if not receiver.fits(open_):
+        if not receiver.plan.fits(open_):
             self._note_mismatch(receiver, offer)
             return
         if receiver.open is None and not told:

@@ -40,6 +40,14 @@ class ReceivePlan:
     timed: bool = True
     """The deadline holds here, from the beginning; else from `Receiver.allow_deadline` on."""
 
+    def fits(self, open_: Open) -> bool:
+        """Whether the announcement has the layout and dtype that are armed (hazard 7)."""
+        return (
+            open_.nbytes == self.layout.nbytes
+            and open_.chunk_bytes == self.layout.chunk_bytes
+            and open_.dtype == self.dtype
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:

@@ -70,7 +70,7 @@ class Receiver:
         self._answer_at: float | None = None
         self._answer_by = 0.0
         self._timed = plan.timed
-        self._limit = TimeLimit(link.deadlines, link.channel, plan.layout.count)
+        self._limit = TimeLimit(link.deadlines, link.channel, plan.stream, plan.layout.count)
         self.reliable = False
         """Payload comes over TCP (hazard 9)."""
         self._to_come = OrderToCome(plan.layout.count)
@@ -135,15 +135,6 @@ class Receiver:
         """Of this round; None while it is not known."""
         return self._bound.tolerance
 
-    def fits(self, open_: Open) -> bool:
-        """Whether the announcement has the layout and dtype that are armed (hazard 7)."""
-        layout = self.plan.layout
-        return (
-            open_.nbytes == layout.nbytes
-            and open_.chunk_bytes == layout.chunk_bytes
-            and open_.dtype == self.plan.dtype
-        )
-
     # --- inputs -----------------------------------------------------------------------------
 
     def on_announcement(
@@ -177,7 +168,7 @@ class Receiver:
         self._look(now)
         if self.is_over:
             return
-        if self._accepted >= self.needed:  # patient: the probe is what was waited for
+        if self._accepted >= self.needed and not self._bound.eager:  # it has waited for this probe
             self._decide_stop(now)
             return
         self._probe = probe
@@ -197,6 +188,7 @@ class Receiver:
         chunks = decode_fragment(frame, self.layout.count)
         if self._machine.step(ReceiverInput.NEWS):
             self._bound.add_zeros(self._link.channel.deliver_zeros(self.slot, chunks))
+            self._limit.expect(self._bound.carried)
             self._set_notify()
             self._look(now)
 
@@ -279,7 +271,7 @@ class Receiver:
             return
         regime = self._announced_regime() or self.plan.label.regime
         if self.tolerance is not None and not self.tolerance.is_exact and regime != "critical":
-            self._limit.start(self.stream, began=self._started, needed=self._bound.carried)
+            self._limit.start(began=self._started, needed=self._bound.carried)
 
     def _meet_limit(self, now: float, *, pass_over: bool = False) -> None:
         """Takes what is there if it is enough; else what is enough becomes the bound."""
@@ -297,7 +289,11 @@ class Receiver:
         """Where it has become quiet, all of the sender's pass has arrived or is lost."""
         assert self._probe is not None and self._answer_at is not None
         self._link.channel.sync_received(self._probe.sequence)
-        self._meet_limit(now, pass_over=self._answer_at < self._answer_by and not self.reliable)
+        if self._accepted >= self.needed:  # fewer than a round without zeros waits for
+            self._decide_stop(now)
+            return
+        quiet = self._answer_at < self._answer_by and not self.reliable
+        self._meet_limit(now, pass_over=quiet and self._bound.zeros >= self._probe.zeros)
         if not self.is_over:
             self._machine.step(ReceiverInput.ANSWER_DUE)
             self._answer()
@@ -335,13 +331,13 @@ class Receiver:
         missing_count = count - self._accepted
         assert 0 <= missing_count <= count - self.needed, "R2: STOP below the bound"
         self._let_go()
-        needed, came = self._bound.carried, self._accepted - self._bound.zeros
         if self.tolerance is not None and self._started is not None and count:
-            elapsed_s = now - self._started
-            self._limit.remember(self.stream, elapsed_s, needed=needed, got=came)
+            elapsed_s, came = now - self._started, self._accepted - self._bound.zeros
+            self._limit.remember(elapsed_s, needed=self._bound.carried, got=came)
         self.stop, full = stop_frames(
             self.stream, self.round_id, self.bitmap,
-            accepted=self._accepted, late=came < needed, fits=link.fragment_bytes,
+            accepted=self._accepted, late=self._accepted < self._bound.tolerated,
+            fits=link.fragment_bytes,
         )  # fmt: skip
         if full is None:
             asked = self.reliable or self._probe is not None or self._is_awaited()

@@ -7,7 +7,7 @@ import numpy as np
 from ..errors import DBLPError, RemoteProtocolError
 from ..stats import RoundReport
 from ..tolerance import EXACT
-from ..wire import Bitmap, Probe, Stop
+from ..wire import Bitmap, Probe, Stop, Zeros
 from .bitmap import Indices, decode_fragment, decode_ranges
 from .copies import repeated
 from .events import FallbackToReliable, Path, SendFinished
@@ -19,11 +19,9 @@ from .outline import outline_frames
 from .plans import SendPlan
 from .reliable import chunk_frames
 from .states import SENDER_HARMLESS, SENDER_TRANSITIONS, SenderInput, SenderState
-from .zeros import zero_frames
+from .zeros import ZeroChunks
 
 __all__ = ["Sender"]
-
-_NO_CHUNKS: Indices = np.empty(0, np.uint32)
 
 IDLE_PASSES_MAX = 3
 """Passes in a row that delivered nothing: datagrams do not get through (hazard 9)."""
@@ -86,7 +84,7 @@ class Sender:
         self._loss = 0.0  # share of the last pass that did not arrive
         self._resends = 0
         self._order: Indices | None = None
-        self._zeros: Indices = _NO_CHUNKS
+        self._zeros: ZeroChunks | None = None
         self.slot = link.channel.open_transmit(plan.open.stream, plan.open.round, plan.source)
         wants_ready = plan.open.wants_ready
         path = Path.RELIABLE if wants_ready else link.signal_path(plan.layout.count)
@@ -147,11 +145,12 @@ class Sender:
             self._tell_order()
         self.on_progress(now=now)
 
-    def tell_zeros(self, zeros: Indices) -> None:
-        """These chunks (ascending), which are not sent, are zero: the receiver need not wait."""
+    def tell_zeros(self, zeros: ZeroChunks) -> None:
+        """These chunks, which are not sent, are zero: the receiver need not wait for them."""
         if not self.is_over:
             self._zeros = zeros
-            self._put_zeros(zeros, self._link.signal_path(self.layout.count))
+            path = self._link.signal_path(self.layout.count)
+            self._put_zeros(zeros.frames(self._link.fragment_bytes), path)
 
     def imply_stop(self, *, now: float) -> None:
         """A later exchange shows that the receiver is done, though its STOP is not here (hazard 4).
@@ -198,16 +197,15 @@ class Sender:
 
     def on_bitmap(self, bitmap: Bitmap, *, now: float) -> None:
         """A fragment (signal B): its missing chunks are the next pass (Algorithm 1, line 12)."""
-        named = decode_fragment(bitmap, self.layout.count)
         first, end = bitmap.first, bitmap.first + bitmap.count
         twice = any(first < known_end and known < end for known, known_end in self._answered)
         if self.is_over or bitmap.epoch != self.epoch or self.epoch == 0 or twice:
             return
+        named = decode_fragment(bitmap, self.layout.count)
+        if self._zeros is not None:  # those among the named: what told of them was lost
+            again = self._zeros.frames_among(named, self._link.fragment_bytes)
+            self._put_zeros(again, Path.BOTH)
         missing = self._wanted(named)
-        if self._zeros.size:  # those among the named: what told of them was lost
-            is_zero = np.zeros(self.layout.count, np.bool_)
-            is_zero[self._zeros] = True
-            self._put_zeros(named[is_zero[named]], Path.BOTH)
         if not self._answered:
             self._judge_pass(bitmap.accepted)
         self._answered.append((first, end))
@@ -243,7 +241,7 @@ class Sender:
             if stop.accepted > 0 and not self.fallback:
                 self._link.datagrams.worked()
             if stop.at_deadline and self.epoch and self._resends >= 0 and not self._answered:
-                self._measure_loss(stop.accepted - len(self._zeros))  # in place of a bitmap
+                self._measure_loss(stop.accepted - self._zeros_known())  # in place of a bitmap
             self._finish(count - stop.accepted, at_deadline=stop.at_deadline, now=now)
 
     def on_timeout(self, *, now: float) -> None:
@@ -277,7 +275,9 @@ class Sender:
 
     def _send_probe(self, path: Path, now: float) -> None:
         link = self._link
-        link.outbox.put(Probe(self.plan.open, self.epoch, link.channel.sent_sequence), path, self)
+        zeros = 0 if self._zeros is None else len(self._zeros)
+        probe = Probe(self.plan.open, self.epoch, link.channel.sent_sequence, zeros)
+        link.outbox.put(probe, path, self)
         wait = link.policy.resend_after_s(self._resends, reliable=self.reliable)
         self.timer = now + wait * link.jitter()
 
@@ -318,10 +318,16 @@ class Sender:
         for frame in outline_frames(self._order, count, self.stream, self.round_id):
             self._link.outbox.put(frame, Path.DATAGRAM, self)
 
-    def _put_zeros(self, zeros: Indices, path: Path) -> None:
-        link = self._link
-        for frame in zero_frames(zeros, self.layout.count, link.fragment_bytes, self.plan.open):
-            link.outbox.put(frame, Path.RELIABLE if self.reliable else path, self)
+    def _put_zeros(self, frames: list[Zeros], path: Path) -> None:
+        for frame in frames:
+            self._link.outbox.put(frame, Path.RELIABLE if self.reliable else path, self)
+
+    def _zeros_known(self) -> int:
+        """To the receiver, by its STOP: the others are among those that it misses."""
+        if self._zeros is None:
+            return 0
+        missing = self.final_missing
+        return len(self._zeros) - (0 if missing is None else self._zeros.unknown_to(missing))
 
     def _wanted(self, chunks: Indices) -> Indices:
         """Those of `chunks` that may be sent: not what an order leaves out."""

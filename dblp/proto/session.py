@@ -155,7 +155,8 @@ class Session:
             buffer: contiguous; must not change until `SendFinished` (S2).
             dtype: element type, any name; a float type for the order "magnitude".
             order: uint32 permutation of the chunks, or of those that may be sent: the tolerance
-                must not need the others.  None: by `TransportConfig.order`.
+                must not need the others, or they are named (`Sender.tell_zeros`).  None: by
+                `TransportConfig.order`.
             reducer: send its chunks as they become ready, in place of an order.
             wait_ready: send nothing before the peer is armed.
             squared_norm, tolerance, critical, next_tolerance, whole_bytes: see `wire.Open`.

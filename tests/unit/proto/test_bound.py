@@ -22,23 +22,24 @@ def bound(
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "zeros", "carried", "needed"),
+    ("tolerance", "zeros", "carried", "target", "needed"),
     [
-        (None, 0, 1000, 1000),
-        (None, 300, 700, 1000),
-        ("0%", 300, 700, 1000),
-        ("40.8%", 0, 592, 592),
-        ("40.8%", 300, 592, 892),  # they take the place of none that carries something
-        ("40.8%", 408, 592, 1000),
-        ("40.8%", 500, 500, 1000),
-        ("40.8%", 1000, 0, 1000),
+        (None, 0, 1000, 1000, 1000),
+        (None, 300, 700, 1000, 1000),
+        ("0%", 300, 700, 1000, 1000),
+        ("40.8%", 0, 592, 592, 592),
+        ("40.8%", 300, 592, 892, 715),  # 59.2 % of the 700, where no more come
+        ("40.8%", 408, 592, 1000, 759),
+        ("40.8%", 500, 500, 1000, 796),
+        ("40.8%", 1000, 0, 1000, 1000),
     ],
 )
 def test_zeros_count_as_received_and_as_needed(
-    tolerance: str | None, zeros: int, carried: int, needed: int
+    tolerance: str | None, zeros: int, carried: int, target: int, needed: int
 ) -> None:
     made = bound(tolerance, zeros=zeros)
-    assert (made.carried, made.needed, made.target) == (carried, needed, needed)
+    assert (made.carried, made.target) == (carried, target)
+    assert made.needed == made.tolerated == needed
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,8 @@ def test_the_floor_is_a_share_of_what_carries_something(
     tolerance: str, zeros: int, floor: str, needed: int
 ) -> None:
     made = bound(tolerance, zeros=zeros, floor=floor)
-    assert made.needed == needed
+    assert made.needed == made.target == needed
+    assert made.tolerated == bound(tolerance, zeros=zeros).needed
     made.add_zeros(1000 - zeros)
     assert made.needed == 1000
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dblp.config import TransportConfig
-from dblp.proto import Path, ReceiveFinished, RoundOffered, SendFinished
+from dblp.proto import Path, ReceiveFinished, RoundOffered, SendFinished, ZeroChunks
 from dblp.tolerance import EXACT, Tolerance
 from dblp.wire import Bitmap, Open, Probe, Ready, Stop
 
@@ -194,7 +194,7 @@ def test_a_reducer_feeds_a_sender(fastpath: ModuleType) -> None:
     assert not down_sender.is_over
     zeros = reducer.finish([up.bitmap.bits])
     assert np.array_equal(zeros, up.bitmap.missing())
-    down_sender.tell_zeros(zeros)
+    down_sender.tell_zeros(ZeroChunks(zeros, 60, 0, 1))
     pair.run(lambda: down.is_over and down_sender.is_over and up_sender.is_over)
     pair.settle()
     assert np.array_equal(mean, out) and up.report.missing > 0

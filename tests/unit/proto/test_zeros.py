@@ -11,16 +11,15 @@ from dblp import fastpath as chosen_fastpath
 from dblp.config import TransportConfig
 from dblp.deadline import Deadline
 from dblp.errors import RemoteProtocolError
-from dblp.proto import Receiver, Sender
+from dblp.proto import Receiver, Sender, ZeroChunks
 from dblp.proto.bitmap import decode_fragment
 from dblp.proto.zeros import zero_frames
 from dblp.tolerance import EXACT, Tolerance
-from dblp.wire import KIND_CONTROL, Open, Zeros, decode_frame, encode_frame
+from dblp.wire import KIND_CONTROL, Zeros, decode_frame, encode_frame
 
 from .pair import CHUNK_BYTES, Model, Pair, Side
 
 CHUNKS = 300
-OPEN = Open(3, 7, 1, 1, "float32", False, 1.0, None, False, None)
 
 
 def mean_with_zeros(share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -33,17 +32,26 @@ def mean_with_zeros(share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray
     return data, zeros, carry
 
 
+def drop_zeros(side: Side, datagram: bytes) -> bool:
+    return datagram[0] & 15 == KIND_CONTROL and b"zeros" in datagram
+
+
 def exchange(
-    pair: Pair, share: float, *, tolerance: Tolerance = EXACT, early: bool = False
+    pair: Pair,
+    share: float,
+    *,
+    tolerance: Tolerance = EXACT,
+    early: bool = False,
+    round_id: int = 1,
 ) -> tuple[Sender, Receiver, np.ndarray, np.ndarray]:
     """One round in which zeros are named; `early`: before anything else is."""
     data, zeros, carry = mean_with_zeros(share)
     out = np.full_like(data, 77)
-    receiver = pair.arm(out, tolerance=tolerance)
-    sender = pair.send(data, order=carry)
+    receiver = pair.arm(out, tolerance=tolerance, round_id=round_id)
+    sender = pair.send(data, order=carry, round_id=round_id)
     if not early:
         pair.turn()
-    sender.tell_zeros(zeros)
+    sender.tell_zeros(ZeroChunks(zeros, CHUNKS, 0, round_id))
     pair.run(lambda: sender.is_over and receiver.report is not None)
     return sender, receiver, data, out
 
@@ -70,11 +78,7 @@ def test_lost_and_repeated_names_of_zeros_do_no_harm(fastpath: ModuleType, seed:
 
 def test_zeros_whose_names_are_lost_are_named_again(fastpath: ModuleType) -> None:
     """As a datagram at first, then by both ways, as the answer to a bitmap."""
-
-    def drop(side: Side, datagram: bytes) -> bool:
-        return datagram[0] & 15 == KIND_CONTROL and b"zeros" in datagram
-
-    pair = Pair(fastpath, model=Model(drop=drop))
+    pair = Pair(fastpath, model=Model(drop=drop_zeros))
     sender, _, data, out = exchange(pair, 0.4)
     assert np.array_equal(data, out)
     assert len(pair.a.frames(Zeros)) >= 2 and not sender.fallback
@@ -102,13 +106,66 @@ def test_a_lossy_round_gets_as_many_chunks_as_without_zeros(fastpath: ModuleType
         assert np.array_equal(out, np.where(here, data, np.float32(0)))
 
 
+@pytest.mark.parametrize("stop", ["eager", "patient"])
+def test_a_lossy_round_with_zeros_may_lose_what_carries_something(
+    fastpath: ModuleType, stop: str
+) -> None:
+    """Where all ranks leave out the same chunks nothing but what is needed is sent."""
+    tolerance = Tolerance.of("40.8%")
+    pair = Pair(fastpath, config=TransportConfig(stop=stop), model=Model(loss=0.05), seed=3)
+    missing = 0
+    for round_id in range(1, 20):
+        sender, receiver, _, _ = exchange(pair, 0.408, tolerance=tolerance, round_id=round_id)
+        carried = CHUNKS - len(mean_with_zeros(0.408)[1])
+        assert sender.report.passes == 1
+        assert receiver.report.datagrams >= tolerance.needed(carried)
+        assert not receiver.report.at_deadline
+        missing += receiver.report.missing
+    assert missing > 0
+
+
+def test_zeros_may_come_before_the_announcement(fastpath: ModuleType) -> None:
+    data, zeros, carry = mean_with_zeros(0.4)
+    pair = Pair(fastpath)
+    receiver = pair.arm(out := np.full_like(data, 77), tolerance=EXACT)
+    for frame in ZeroChunks(zeros, CHUNKS, 0, 1).frames(1000):
+        pair.b.session.on_frame(frame, now=pair.now)
+    assert receiver.accepted == len(zeros) and not receiver.is_over
+    sender = pair.send(data, order=carry)
+    pair.run(lambda: sender.is_over and receiver.report is not None)
+    assert np.array_equal(out, data)
+
+
+def test_unknown_zeros_are_no_burst(fastpath: ModuleType) -> None:
+    """A deadline takes a pass that lost much for one; what names the zeros is lost, no more."""
+    pair = Pair(fastpath, config=TransportConfig(deadline=Deadline(factor=8.0, floor="99%")))
+    tolerance = Tolerance.of("1%")
+    for round_id in range(1, 10):
+        exchange(pair, 0.95, tolerance=tolerance, round_id=round_id)
+    pair.model.drop = drop_zeros
+    _, receiver, data, out = exchange(pair, 0.95, tolerance=tolerance, round_id=10)
+    assert np.array_equal(out, data)
+    assert not receiver.report.at_deadline and receiver.report.missing == 0
+    assert pair.a.session._link.first_pass.chunks(tolerance, 100) == 99  # no loss was learnt
+
+
+def test_zeros_that_came_too_late_are_no_losses(fastpath: ModuleType) -> None:
+    """The deadline is over before what names them comes; the STOP names them as missing."""
+    config = TransportConfig(deadline=Deadline(seconds=6e-4))
+    pair = Pair(fastpath, config=config, model=Model(drop=drop_zeros))
+    _, receiver, data, out = exchange(pair, 0.5, tolerance=Tolerance.of("1%"))
+    assert receiver.report.at_deadline
+    assert np.array_equal(out, data)
+    assert pair.a.session._link.first_pass.chunks(Tolerance.of("1%"), 100) == 99
+
+
 def test_at_the_deadline_the_floor_counts_what_carries_something(fastpath: ModuleType) -> None:
     config = TransportConfig(deadline=Deadline(floor="50%", seconds=1e-6))
     pair = Pair(fastpath, config=config, model=Model(loss=0.7))
     data, zeros, carry = mean_with_zeros(0.6)
     receiver = pair.arm(np.full_like(data, 77), tolerance=Tolerance.of("1%"))
     sender = pair.send(data, order=carry)
-    sender.tell_zeros(zeros)
+    sender.tell_zeros(ZeroChunks(zeros, CHUNKS, 0, 1))
     pair.run(lambda: sender.is_over and receiver.report is not None)
     assert receiver.report.at_deadline
     came = receiver.accepted - len(zeros)
@@ -121,9 +178,9 @@ def test_a_chunk_that_is_there_is_not_overwritten(fastpath: ModuleType) -> None:
     data, _, _ = mean_with_zeros(0.0)
     out = np.full_like(data, 77)
     receiver = pair.arm(out, tolerance=EXACT)
-    sender = pair.send(data)
+    pair.send(data)
     pair.run(lambda: receiver.accepted > 0)
-    for frame in zero_frames(np.arange(CHUNKS, dtype=np.uint32), CHUNKS, 1000, sender.plan.open):
+    for frame in zero_frames(np.arange(CHUNKS, dtype=np.uint32), CHUNKS, 1000, 0, 1):
         pair.b.session.on_frame(frame, now=pair.now)
     assert receiver.is_over and receiver.report is None
     pair.run(lambda: receiver.report is not None)
@@ -139,16 +196,22 @@ def test_frames_name_all_of_them(share: float, limit: int) -> None:
     count = 20_000
     rng = np.random.default_rng(5)
     zeros = np.flatnonzero(rng.random(count) < share).astype(np.uint32)
-    frames = zero_frames(zeros, count, limit, OPEN)
+    told = ZeroChunks(zeros, count, 3, 7)
+    frames = told.frames(limit)
+    assert frames is told.frames(limit) and len(told) == zeros.size
     assert all(decode_frame(encode_frame(frame)) == frame for frame in frames)
     assert all(len(frame.data) <= limit for frame in frames)
     assert all((frame.stream, frame.round) == (3, 7) for frame in frames)
     named = np.concatenate([decode_fragment(frame, count) for frame in frames])
     assert np.array_equal(named, zeros)
+    asked = np.arange(0, count, 3, dtype=np.uint32)
+    again = [decode_fragment(frame, count) for frame in told.frames_among(asked, limit)]
+    assert np.array_equal(np.concatenate([*again, zeros[:0]]), np.intersect1d(asked, zeros))
+    assert told.unknown_to(asked) == np.isin(asked, zeros).sum()
 
 
 def test_no_zeros_need_no_frame() -> None:
-    assert zero_frames(np.empty(0, np.uint32), 100, 1000, OPEN) == []
+    assert ZeroChunks(np.empty(0, np.uint32), 100, 0, 1).frames(1000) == []
 
 
 @pytest.mark.parametrize(
