@@ -82,7 +82,7 @@ class SendingChannel(ChannelState):
 
     def take_lost(self) -> int:
         """Datagrams that are newly known to be lost, as far as credits tell."""
-        before, self._lost = self._lost, self.acknowledged - self._peer_drained
+        before, self._lost = self._lost, self.acknowledged - self.peer_drained
         return max(self._lost - before, 0)
 
     def take_tail_lost(self) -> bool:

@@ -72,6 +72,10 @@ cdef class _ChannelFlow:
         return self.state.acknowledged
 
     @property
+    def peer_drained(self):
+        return self.state.peer_drained
+
+    @property
     def limit(self):
         return self.state.limit
 

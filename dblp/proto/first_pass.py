@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ..tolerance import Tolerance
 
 __all__ = ["FirstPass"]
+
+
+class Credits(Protocol):
+    """What a channel knows of its datagrams from the peer's credits."""
+
+    acknowledged: int
+    peer_drained: int
+
 
 LOSS_WEIGHT = 0.25
 """Of a new round in the running loss rate: a burst is forgotten after some rounds."""
@@ -33,8 +43,15 @@ class FirstPass:
         self._loss = 0.0
 
     def learn(self, loss: float) -> None:
-        """A first pass lost this share of its chunks."""
+        """A first pass has lost this share of its chunks."""
         self._loss += LOSS_WEIGHT * (min(loss, LOSS_MAX) - self._loss)
+
+    def learn_since(self, acknowledged: int, drained: int, path: Credits) -> None:
+        """A first pass was enough, from which `path` had `acknowledged` and `drained` datagrams:
+        what the credits say that was lost, and nothing where none has come yet."""
+        acknowledged = path.acknowledged - acknowledged
+        drained = path.peer_drained - drained
+        self.learn(1.0 - min(1.0, max(0, drained) / acknowledged) if acknowledged > 0 else 0.0)
 
     def chunks(self, tolerance: Tolerance | None, count: int) -> int:
         """Length of the first pass of a round of `count` chunks; None: the bound is not known."""

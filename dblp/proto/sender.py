@@ -50,9 +50,9 @@ class Sender:
     """
 
     __slots__ = (
-        "_accepted", "_answered", "_began", "_first_pass", "_idle_passes", "_link", "_loss",
-        "_machine", "_order", "_resends", "_sent_before", "_zeros", "epoch", "error", "fallback",
-        "final_missing", "passes", "plan", "reliable", "report", "slot", "timer",
+        "_accepted", "_answered", "_began", "_credited", "_first_pass", "_idle_passes", "_link",
+        "_loss", "_machine", "_order", "_resends", "_sent_before", "_zeros", "epoch", "error",
+        "fallback", "final_missing", "passes", "plan", "reliable", "report", "slot", "timer",
     )  # fmt: skip
 
     def __init__(self, link: Link, plan: SendPlan, *, now: float) -> None:
@@ -80,6 +80,7 @@ class Sender:
         self._began = now
         self._first_pass: int | None = None  # datagrams
         self._idle_passes = 0
+        self._credited = (link.channel.acknowledged, link.channel.peer_drained)
         self._sent_before = 0  # datagrams up to the last judged pass
         self._loss = 0.0  # share of the last pass that did not arrive
         self._resends = 0
@@ -357,8 +358,8 @@ class Sender:
         return sent
 
     def _finish(self, missing: int, *, at_deadline: bool, now: float) -> None:
-        if not self.epoch and not at_deadline:
-            self._link.first_pass.learn(0.0)
+        if not self._sent_before and not at_deadline and not self.fallback:
+            self._link.first_pass.learn_since(*self._credited, self._link.channel)
         self.report = self._make_report(missing, self._let_go(), at_deadline, now)
         self._link.events.append(SendFinished(self))
 
