@@ -264,9 +264,9 @@ class Channel:
     """Newest DATA sequence sent."""
     acknowledged: int
     """Newest sequence the peer says it has drained."""
-    peer_drained: int
-    """DATA datagrams that the peer says it has drained, with repeated ones; without any, the rest
-    of `acknowledged` is lost."""
+    credited: tuple[int, int]
+    """Of what credits have said: the newest sequence that the peer has drained or that is lost, and
+    how many DATA datagrams it has drained, with repeated ones.  Without any, the rest is lost."""
     limit: int
     """Newest sequence we may send (credit); starts at 0: call grant() with the peer's window."""
     received_sequence: int

@@ -189,7 +189,8 @@ class ReceivingChannel(ChannelState):
             self._round_trips.covered(seen, now_ns, held_ns)
         lost = bool(flags & FLAG_CREDIT_UNTIMED) and seen > self.acknowledged
         self._tail_lost |= lost
-        self.peer_drained = extend_serially(self.peer_drained, drained, 16)
+        self._peer_drained = extend_serially(self._peer_drained, drained, 16)
+        self._credited = max(self._credited, seen)
         if self._requests_unanswered:
             self._hasty = lost
         self._requests_unanswered = 0

@@ -80,9 +80,14 @@ class SendingChannel(ChannelState):
         taken, self._window_limited = self._window_limited, False
         return taken
 
+    @property
+    def credited(self) -> tuple[int, int]:
+        """(newest sequence that credits acknowledge, datagrams that they say were drained)."""
+        return self._credited, self._peer_drained
+
     def take_lost(self) -> int:
         """Datagrams that are newly known to be lost, as far as credits tell."""
-        before, self._lost = self._lost, self.acknowledged - self.peer_drained
+        before, self._lost = self._lost, self.acknowledged - self._peer_drained
         return max(self._lost - before, 0)
 
     def take_tail_lost(self) -> bool:

@@ -90,8 +90,8 @@ class ChannelState:
         self._drained_since_credit = 0
         self.drained = 0
         """DATA datagrams drained, with repeated ones."""
-        self.peer_drained = 0
-        """What the peer says it has drained."""
+        self._peer_drained = 0
+        self._credited = 0
         self._lost = 0
         self._credit_due = False
         self._progress_ns = 0

@@ -93,7 +93,7 @@ class DeadlineClock:
         return paces if self.plan and paces and len(paces) >= self.plan.warm_up else None
 
     def observe(self, stream: int, count: int, elapsed_s: float, *, needed: int, got: int) -> None:
-        """A round of `count` chunks took `elapsed_s` and ended with `got` of `needed`, fewer only
+        """A round of `count` chunks took `elapsed_s` and ended with `got` of `needed`: fewer
         at a deadline, so that a path that has become slower for good is noticed."""
         if self.plan is None or self.plan.seconds is not None or not needed:
             return

@@ -45,8 +45,8 @@ class RoundReport:
     chunks: int = 0
     """Chunks in the round."""
     missing: int = 0
-    """Chunks not delivered when the round ended.  On a downlink those that no worker has delivered
-    are not among them: they are zero, and known to be."""
+    """Chunks not delivered when the round ended.  Those of a downlink that were named as zeros by
+    then, because no worker has delivered them, are not among them."""
     duplicate: int = 0
     """Chunks that arrived though they were there."""
     passes: int = 0

@@ -72,8 +72,8 @@ cdef class _ChannelFlow:
         return self.state.acknowledged
 
     @property
-    def peer_drained(self):
-        return self.state.peer_drained
+    def credited(self):
+        return (self.state.credited, self.state.peer_drained)
 
     @property
     def limit(self):

@@ -17,15 +17,14 @@ class Bound:
     *Commands*: `fix`, `lower`, `add_zeros`.  *Getters*: everything else.
     """
 
-    __slots__ = ("_count", "_floor", "eager", "tolerance", "zeros")
+    __slots__ = ("_count", "_eager", "_floor", "tolerance", "zeros")
 
     def __init__(self, count: int, *, eager: bool) -> None:
         self.tolerance: Tolerance | None = None
         """Of the round; None while it is not known, and every chunk is needed."""
         self.zeros = 0
         """Chunks that were named as zeros."""
-        self.eager = eager
-        """The round ends unasked, as soon as it can."""
+        self._eager = eager
         self._count = count
         self._floor: Tolerance | None = None
 
@@ -49,6 +48,10 @@ class Bound:
             return carrying
         return min(carrying, self.tolerance.needed(self._count))
 
+    def share(self, accepted: int) -> float:
+        """Of the chunks that are waited for with their bytes, what has come with `accepted`."""
+        return min(1.0, (accepted - self.zeros) / self.carried) if self.carried else 1.0
+
     @property
     def tolerated(self) -> int:
         """Chunks that are enough by the tolerance, when no more come."""
@@ -64,9 +67,12 @@ class Bound:
         return min(self.tolerated, self.zeros + self._floor.needed(self._count - self.zeros))
 
     @property
+    def awaited(self) -> int:
+        """Chunks that are waited for now, while more may come."""
+        return self.zeros + self.carried if self._floor is None else self.needed
+
+    @property
     def target(self) -> int:
         """Chunks with which the round ends unasked: a patient receiver waits for a probe, unless
         its deadline is over."""
-        if self._floor is not None:
-            return self.needed
-        return self.zeros + self.carried if self.eager else self._count
+        return self.awaited if self._eager or self._floor is not None else self._count

@@ -157,7 +157,7 @@ class Link:
         )
         self.datagrams = DatagramHealth()
         self.deadlines = DeadlineClock(config.deadline)
-        self.first_pass = FirstPass(eager=config.stop == "eager")
+        self.first_pass = FirstPass(channel, eager=config.stop == "eager")
         self.events: list[Event] = []
         self._rng = rng
         self._counters = channel.counters()

@@ -44,8 +44,8 @@ class Receiver:
     """
 
     __slots__ = (
-        "_accepted", "_answer_at", "_answer_by", "_answered", "_bound", "_duplicates", "_limit",
-        "_link", "_machine", "_probe", "_started", "_stopped", "_timed", "_to_come", "bitmap",
+        "_accepted", "_answer_at", "_answer_by", "_answered", "_duplicates", "_limit", "_link",
+        "_machine", "_probe", "_started", "_stopped", "_timed", "_to_come", "bitmap", "bound",
         "error", "mismatch_told", "open", "plan", "reliable", "report", "slot", "stop",
     )  # fmt: skip
 
@@ -76,13 +76,14 @@ class Receiver:
         self._to_come = OrderToCome(plan.layout.count)
         self._started: float | None = None
         self._stopped = 0.0
-        self._bound = Bound(plan.layout.count, eager=link.config.stop == "eager")
+        self.bound = Bound(plan.layout.count, eager=link.config.stop == "eager")
+        """With how many chunks the round is over."""
         self.slot = link.channel.open_receive(
             plan.stream, plan.round_id, plan.buffer, self.bitmap.bits,
             aim=plan.aim, reducer=plan.reducer, source=plan.source,
         )  # fmt: skip
         if plan.tolerance is not None:
-            self._bound.fix(plan.tolerance)
+            self.bound.fix(plan.tolerance)
         self._set_notify()
 
     # --- getters ----------------------------------------------------------------------------
@@ -127,13 +128,13 @@ class Receiver:
 
     @property
     def needed(self) -> int:
-        """Chunks that end the round."""
-        return self._bound.needed
+        """Chunks that are enough when no more come (with zeros more are waited for before)."""
+        return self.bound.needed
 
     @property
     def tolerance(self) -> Tolerance | None:
         """Of this round; None while it is not known."""
-        return self._bound.tolerance
+        return self.bound.tolerance
 
     # --- inputs -----------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class Receiver:
             if self._started is None:
                 self._started = now
             if self.tolerance is None or (self.plan.yields and tolerance is not None):
-                self._bound.fix(EXACT if tolerance is None else tolerance)
+                self.bound.fix(EXACT if tolerance is None else tolerance)
                 self._set_notify()
             self._look(now)
             self._set_limit()
@@ -168,7 +169,7 @@ class Receiver:
         self._look(now)
         if self.is_over:
             return
-        if self._accepted >= self.needed and not self._bound.eager:  # it has waited for this probe
+        if self._accepted >= self.bound.awaited:  # patient: the probe is what was waited for
             self._decide_stop(now)
             return
         self._probe = probe
@@ -187,8 +188,7 @@ class Receiver:
         """Chunks that are zero, and are not sent."""
         chunks = decode_fragment(frame, self.layout.count)
         if self._machine.step(ReceiverInput.NEWS):
-            self._bound.add_zeros(self._link.channel.deliver_zeros(self.slot, chunks))
-            self._limit.expect(self._bound.carried)
+            self.bound.add_zeros(self._link.channel.deliver_zeros(self.slot, chunks))
             self._set_notify()
             self._look(now)
 
@@ -250,7 +250,7 @@ class Receiver:
 
     def _set_notify(self) -> None:
         """When the fast path wakes us."""
-        self._link.channel.set_notify(self.slot, self._bound.target)
+        self._link.channel.set_notify(self.slot, self.bound.target)
 
     def _look(self, now: float) -> None:
         """Reads the accepted count and acts on it."""
@@ -262,7 +262,7 @@ class Receiver:
                 self._started = now
             if self._answer_at is not None:  # hazard 2: the probe overtook these chunks
                 self._answer_at = min(now + self._link.policy.quiet_s(), self._answer_by)
-        if accepted >= self._bound.target and self._machine.state is ReceiverState.RECEIVING:
+        if accepted >= self.bound.target and self._machine.state is ReceiverState.RECEIVING:
             self._decide_stop(now)
 
     def _set_limit(self) -> None:
@@ -271,11 +271,11 @@ class Receiver:
             return
         regime = self._announced_regime() or self.plan.label.regime
         if self.tolerance is not None and not self.tolerance.is_exact and regime != "critical":
-            self._limit.start(began=self._started, needed=self._bound.carried)
+            self._limit.start(began=self._started, needed=self.bound.carried)
 
     def _meet_limit(self, now: float, *, pass_over: bool = False) -> None:
         """Takes what is there if it is enough; else what is enough becomes the bound."""
-        came, bound = self._accepted - self._bound.zeros, self._bound
+        came, bound = self._accepted - self.bound.zeros, self.bound
         floor = self._limit.look(now, came, bound.carried, pass_over=pass_over)
         if floor is None:
             return
@@ -286,14 +286,15 @@ class Receiver:
             self._set_notify()
 
     def _answer_or_stop(self, now: float) -> None:
-        """Where it has become quiet, all of the sender's pass has arrived or is lost."""
+        """Where it has become quiet, all of the sender's pass has arrived or is lost; over TCP it
+        is one part of many."""
         assert self._probe is not None and self._answer_at is not None
-        self._link.channel.sync_received(self._probe.sequence)
-        if self._accepted >= self.needed:  # fewer than a round without zeros waits for
-            self._decide_stop(now)
-            return
+        channel, newest = self._link.channel, self._probe.sequence
         quiet = self._answer_at < self._answer_by and not self.reliable
-        self._meet_limit(now, pass_over=quiet and self._bound.zeros >= self._probe.zeros)
+        if quiet and self._accepted >= self.needed and channel.received_sequence >= newest:
+            return self._decide_stop(now)  # with zeros these are fewer than are awaited
+        channel.sync_received(newest)
+        self._meet_limit(now, pass_over=quiet and self.bound.zeros >= self._probe.zeros)
         if not self.is_over:
             self._machine.step(ReceiverInput.ANSWER_DUE)
             self._answer()
@@ -311,7 +312,7 @@ class Receiver:
                 stream=self.stream,
                 round=self.round_id,
                 epoch=self._probe.epoch,
-                accepted=self._accepted - self._bound.zeros,
+                accepted=self._accepted - self.bound.zeros,
                 first=fragment.first,
                 count=fragment.count,
                 total_fragments=len(fragments),
@@ -332,11 +333,11 @@ class Receiver:
         assert 0 <= missing_count <= count - self.needed, "R2: STOP below the bound"
         self._let_go()
         if self.tolerance is not None and self._started is not None and count:
-            elapsed_s, came = now - self._started, self._accepted - self._bound.zeros
-            self._limit.remember(elapsed_s, needed=self._bound.carried, got=came)
+            share = self.bound.share(self._accepted)
+            self._limit.remember(now - self._started, self.tolerance.needed(count), share)
         self.stop, full = stop_frames(
             self.stream, self.round_id, self.bitmap,
-            accepted=self._accepted, late=self._accepted < self._bound.tolerated,
+            accepted=self._accepted, late=self._accepted < self.bound.tolerated,
             fits=link.fragment_bytes,
         )  # fmt: skip
         if full is None:
@@ -381,7 +382,7 @@ class Receiver:
             duplicate=self._duplicates,
             passes=1 + self._answered,
             nbytes=self.layout.nbytes,
-            datagrams=self._accepted - self._bound.zeros,
+            datagrams=self._accepted - self.bound.zeros,
             elapsed_s=now - self._started if self._started is not None else 0.0,
             rtt_s=self._link.rtt.smoothed_s,
             at_deadline=self.stop is not None and self.stop.at_deadline,

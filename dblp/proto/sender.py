@@ -50,8 +50,8 @@ class Sender:
     """
 
     __slots__ = (
-        "_accepted", "_answered", "_began", "_credited", "_first_pass", "_idle_passes", "_link",
-        "_loss", "_machine", "_order", "_resends", "_sent_before", "_zeros", "epoch", "error",
+        "_accepted", "_answered", "_began", "_first_pass", "_idle_passes", "_link", "_loss",
+        "_machine", "_order", "_resends", "_sent_before", "_zeros", "epoch", "error",
         "fallback", "final_missing", "passes", "plan", "reliable", "report", "slot", "timer",
     )  # fmt: skip
 
@@ -80,7 +80,6 @@ class Sender:
         self._began = now
         self._first_pass: int | None = None  # datagrams
         self._idle_passes = 0
-        self._credited = (link.channel.acknowledged, link.channel.peer_drained)
         self._sent_before = 0  # datagrams up to the last judged pass
         self._loss = 0.0  # share of the last pass that did not arrive
         self._resends = 0
@@ -241,8 +240,9 @@ class Sender:
         if self._machine.step(SenderInput.STOP):
             if stop.accepted > 0 and not self.fallback:
                 self._link.datagrams.worked()
-            if stop.at_deadline and self.epoch and self._resends >= 0 and not self._answered:
-                self._measure_loss(stop.accepted - self._zeros_known())  # in place of a bitmap
+            came = self._came(stop)
+            if came is not None and self.epoch and self._resends >= 0 and not self._answered:
+                self._measure_loss(came)  # the STOP has come in place of a bitmap
             self._finish(count - stop.accepted, at_deadline=stop.at_deadline, now=now)
 
     def on_timeout(self, *, now: float) -> None:
@@ -323,12 +323,13 @@ class Sender:
         for frame in frames:
             self._link.outbox.put(frame, Path.RELIABLE if self.reliable else path, self)
 
-    def _zeros_known(self) -> int:
-        """To the receiver, by its STOP: the others are among those that it misses."""
-        if self._zeros is None:
-            return 0
-        missing = self.final_missing
-        return len(self._zeros) - (0 if missing is None else self._zeros.unknown_to(missing))
+    def _came(self, stop: Stop) -> int | None:
+        """How many chunks had come with their bytes by a STOP at a deadline; None: not known."""
+        if not stop.at_deadline or (self._zeros is not None and self.final_missing is None):
+            return None
+        if self._zeros is None or self.final_missing is None:
+            return stop.accepted
+        return stop.accepted - len(self._zeros) + self._zeros.unknown_to(self.final_missing)
 
     def _wanted(self, chunks: Indices) -> Indices:
         """Those of `chunks` that may be sent: not what an order leaves out."""
@@ -358,8 +359,8 @@ class Sender:
         return sent
 
     def _finish(self, missing: int, *, at_deadline: bool, now: float) -> None:
-        if not self._sent_before and not at_deadline and not self.fallback:
-            self._link.first_pass.learn_since(*self._credited, self._link.channel)
+        if self.passes == 1 and not at_deadline and not self.fallback:
+            self._link.first_pass.learn_from_credits()
         self.report = self._make_report(missing, self._let_go(), at_deadline, now)
         self._link.events.append(SendFinished(self))
 

@@ -359,7 +359,8 @@ class Session:
     def stall(self) -> str:
         """What every open round waits for, for stall reports and heartbeats; "" when idle."""
         parts = [
-            f"stream {r.stream} round {r.round_id}: received {r.accepted} of {r.needed} needed"
+            f"stream {r.stream} round {r.round_id}: "
+            f"received {r.accepted} of {r.bound.awaited} needed"
             for r in self._rounds.receivers.values()
             if r.state is ReceiverState.RECEIVING
         ]

@@ -32,12 +32,12 @@ class TimeLimit:
     pass the pace must leave room for that result.  Without such losses a round has all of its time:
     that it is behind may be its turn among others.
 
-    *Commands*: `start`, `expect`, `stop`.  *Inputs*: `look`, `remember`.  *Getters*: `due`.
+    *Commands*: `start`, `stop`.  *Inputs*: `look`, `remember`.  *Getters*: `due`.
     """
 
     __slots__ = (
-        "_began", "_clock", "_count", "_deadline", "_drained", "_looked", "_path", "_sent",
-        "_stream", "_usual_s", "due",
+        "_began", "_clock", "_count", "_deadline", "_drained", "_path", "_sent", "_stream",
+        "_usual_s", "due",
     )  # fmt: skip
 
     def __init__(self, clock: DeadlineClock, path: Arrivals, stream: int, count: int) -> None:
@@ -49,29 +49,19 @@ class TimeLimit:
         self._count = count
         self._began = self._deadline = 0.0
         self._usual_s: float | None = None  # None: the deadline is fixed
-        self._looked = False  # at the usual time
         self._sent = self._drained = 0  # by the peer, and from the socket, when the limit was set
 
     def start(self, *, began: float, needed: int) -> None:
         """The round began at `began` seconds and ends with `needed` chunks; without a deadline
-        nothing happens."""
-        self._began, self._looked = began, False
-        self._sent, self._drained = self._path.received_sequence, self._path.drained
-        self._set(needed)
-
-    def expect(self, needed: int) -> None:
-        """The round ends with `needed` chunks, fewer than it looked."""
-        if self.due is not None:
-            self._set(needed)
-
-    def _set(self, needed: int) -> None:
+        nothing happens.  That some turn out to be zeros later gives it no less time: what names
+        them comes late."""
         limit = self._clock.limit_s(self._stream, self._count, needed)
         if limit is None:
             return
-        self._deadline = self._began + limit
+        self._began, self._deadline = began, began + limit
         self._usual_s = self._clock.usual_s(self._stream, self._count, needed)
-        usual = limit if self._usual_s is None or self._looked else self._usual_s
-        self.due = self._began + usual
+        self.due = began + (limit if self._usual_s is None else self._usual_s)
+        self._sent, self._drained = self._path.received_sequence, self._path.drained
 
     def stop(self) -> None:
         """The round is over."""
@@ -94,7 +84,7 @@ class TimeLimit:
             now, accepted, needed, plan.factor, pass_over
         ):
             if now >= self.due:
-                self.due, self._looked = self._deadline, True
+                self.due = self._deadline
             return None
         self.due = None
         assert isinstance(plan.floor, Tolerance)
@@ -116,6 +106,13 @@ class TimeLimit:
         late = (now - self._began) * needed > share * self._usual_s * accepted
         return late and came * factor < sent
 
-    def remember(self, elapsed_s: float, *, needed: int, got: int) -> None:
-        """The round is over: how long it took, for the deadlines of later ones."""
+    def remember(self, elapsed_s: float, needed: int, share: float) -> None:
+        """The round is over: how long it took, for the deadlines of later ones.
+
+        Args:
+            elapsed_s: seconds.
+            needed: chunks that the tolerance needs, of all.
+            share: of what was waited for, what has come.
+        """
+        got = round(share * needed)
         self._clock.observe(self._stream, self._count, elapsed_s, needed=needed, got=got)

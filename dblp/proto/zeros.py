@@ -17,7 +17,7 @@ __all__ = ["ZeroChunks", "zero_frames"]
 class ZeroChunks:
     """The zeros of one round, for all of its senders.
 
-    *Getters*: `frames`, `among`.
+    *Getters*: `frames`, `frames_among`, `unknown_to`.
     """
 
     __slots__ = ("_by_limit", "_count", "_indices", "_is_zero", "_round_id", "_stream")

@@ -367,7 +367,7 @@ def test_c1_a_tolerance_that_changes(cluster: Evidence) -> None:
     for role in ("server", "worker"):
         checker, receiver = cluster.checker(OneTolerance), cluster.receiver(role)
         checker.event(cluster.session(role), ReceiveFinished(receiver))
-        receiver._bound.fix(Tolerance.of("99%"))
+        receiver.bound.fix(Tolerance.of("99%"))
         with violates("C1"):
             checker.event(cluster.session(role), ReceiveFinished(receiver))
 

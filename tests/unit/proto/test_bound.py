@@ -38,7 +38,7 @@ def test_zeros_count_as_received_and_as_needed(
     tolerance: str | None, zeros: int, carried: int, target: int, needed: int
 ) -> None:
     made = bound(tolerance, zeros=zeros)
-    assert (made.carried, made.target) == (carried, target)
+    assert (made.carried, made.awaited, made.target) == (carried, target, target)
     assert made.needed == made.tolerated == needed
 
 
@@ -64,9 +64,16 @@ def test_the_floor_is_a_share_of_what_carries_something(
 
 def test_a_patient_round_ends_unasked_when_it_is_whole_or_late() -> None:
     made = bound("40.8%", eager=False)
-    assert (made.needed, made.target) == (592, 1000)
+    assert (made.needed, made.awaited, made.target) == (592, 592, 1000)
     made.lower(Tolerance.of("85%"))
     assert (made.needed, made.target) == (150, 150)
+
+
+def test_the_share_is_of_what_carries_something() -> None:
+    made = bound("40.8%", zeros=500)
+    assert (made.share(500), made.share(750), made.share(1000)) == (0.0, 0.5, 1.0)
+    assert bound("40.8%").share(600) == 1.0
+    assert bound("40.8%", zeros=1000).share(1000) == 1.0
 
 
 def test_the_tolerance_is_not_known_before_it_is_fixed() -> None:

@@ -100,25 +100,10 @@ def test_a_fixed_deadline_is_the_only_look() -> None:
     assert limit.look(7.051, 0, NEEDED) == FLOOR
 
 
-def test_a_round_that_needs_fewer_chunks_has_less_time() -> None:
-    limit = started(Deadline())
-    limit.expect(NEEDED // 2)
-    assert limit.due == pytest.approx(7.05)
-    assert limit.look(7.05, NEEDED // 2, NEEDED // 2) is None  # not behind
-    assert limit.due == pytest.approx(7.0625)
-    limit.expect(NEEDED // 4)
-    assert limit.due == pytest.approx(7.03125)  # the look at the usual time is over
-    fixed = started(Deadline(seconds=0.05))
-    fixed.expect(NEEDED // 2)
-    assert fixed.due == pytest.approx(7.05)
-
-
 def test_a_stopped_limit_wants_nothing_and_remembers_the_pace() -> None:
     clock = DeadlineClock(Deadline(factor=1.0, warm_up=1))
     limit = TimeLimit(clock, path(), 0, 1000)
     limit.stop()
     assert limit.due is None
-    limit.expect(NEEDED)
-    assert limit.due is None
-    limit.remember(0.1, needed=NEEDED, got=NEEDED // 4)
+    limit.remember(0.1, NEEDED, 0.25)
     assert clock.limit_s(0, 1000, NEEDED) == pytest.approx(0.4)

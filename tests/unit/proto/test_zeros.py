@@ -15,18 +15,18 @@ from dblp.proto import Receiver, Sender, ZeroChunks
 from dblp.proto.bitmap import decode_fragment
 from dblp.proto.zeros import zero_frames
 from dblp.tolerance import EXACT, Tolerance
-from dblp.wire import KIND_CONTROL, Zeros, decode_frame, encode_frame
+from dblp.wire import KIND_CONTROL, Stop, Zeros, decode_frame, encode_frame
 
 from .pair import CHUNK_BYTES, Model, Pair, Side
 
 CHUNKS = 300
 
 
-def mean_with_zeros(share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def mean_with_zeros(share: float, count: int = CHUNKS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A buffer, its chunks that are zero, and those that are not."""
-    rng = np.random.default_rng(seed)
-    is_zero = rng.random(CHUNKS) < share
-    data = rng.standard_normal(CHUNKS * CHUNK_BYTES // 4).astype(np.float32)
+    rng = np.random.default_rng(0)
+    is_zero = rng.random(count) < share
+    data = rng.standard_normal(count * CHUNK_BYTES // 4).astype(np.float32)
     data[np.repeat(is_zero, CHUNK_BYTES // 4)] = 0
     zeros, carry = (np.flatnonzero(which).astype(np.uint32) for which in (is_zero, ~is_zero))
     return data, zeros, carry
@@ -43,15 +43,16 @@ def exchange(
     tolerance: Tolerance = EXACT,
     early: bool = False,
     round_id: int = 1,
+    count: int = CHUNKS,
 ) -> tuple[Sender, Receiver, np.ndarray, np.ndarray]:
     """One round in which zeros are named; `early`: before anything else is."""
-    data, zeros, carry = mean_with_zeros(share)
+    data, zeros, carry = mean_with_zeros(share, count)
     out = np.full_like(data, 77)
     receiver = pair.arm(out, tolerance=tolerance, round_id=round_id)
     sender = pair.send(data, order=carry, round_id=round_id)
     if not early:
         pair.turn()
-    sender.tell_zeros(ZeroChunks(zeros, CHUNKS, 0, round_id))
+    sender.tell_zeros(ZeroChunks(zeros, count, 0, round_id))
     pair.run(lambda: sender.is_over and receiver.report is not None)
     return sender, receiver, data, out
 
@@ -124,6 +125,28 @@ def test_a_lossy_round_with_zeros_may_lose_what_carries_something(
     assert missing > 0
 
 
+@pytest.mark.parametrize(("stop", "delay_s"), [("patient", 1e-3), ("eager", 4e-3)])
+def test_chunks_that_a_probe_overtook_are_waited_for(
+    fastpath: ModuleType, stop: str, delay_s: float
+) -> None:
+    """Nothing is lost, but TCP is faster, or chunks come for longer than a receiver waits."""
+    model = Model(delay_s=delay_s, reliable_delay_s=50e-6)
+    pair = Pair(fastpath, config=TransportConfig(stop=stop), model=model)
+    tolerance = Tolerance.of("40.8%")
+    _, receiver, data, out = exchange(pair, 0.45, tolerance=tolerance, early=True, count=2000)
+    assert receiver.report.missing == 0 and np.array_equal(out, data)
+
+
+@pytest.mark.parametrize("stop", ["eager", "patient"])
+def test_over_tcp_a_part_of_the_pass_is_not_enough(fastpath: ModuleType, stop: str) -> None:
+    pair = Pair(fastpath, config=TransportConfig(stop=stop))
+    for side in (pair.a, pair.b):
+        side.session.block_datagrams()
+    tolerance = Tolerance.of("40.8%")
+    _, receiver, data, out = exchange(pair, 0.45, tolerance=tolerance, count=20_000)
+    assert receiver.report.missing == 0 and np.array_equal(out, data)
+
+
 def test_zeros_may_come_before_the_announcement(fastpath: ModuleType) -> None:
     data, zeros, carry = mean_with_zeros(0.4)
     pair = Pair(fastpath)
@@ -138,15 +161,17 @@ def test_zeros_may_come_before_the_announcement(fastpath: ModuleType) -> None:
 
 def test_unknown_zeros_are_no_burst(fastpath: ModuleType) -> None:
     """A deadline takes a pass that lost much for one; what names the zeros is lost, no more."""
-    pair = Pair(fastpath, config=TransportConfig(deadline=Deadline(factor=8.0, floor="99%")))
-    tolerance = Tolerance.of("1%")
-    for round_id in range(1, 10):
-        exchange(pair, 0.95, tolerance=tolerance, round_id=round_id)
+    deadline = Deadline(factor=1.5, floor="99%")
+    pair = Pair(fastpath, config=TransportConfig(deadline=deadline))
+    pair.a.session.trust_datagrams()  # names them in datagrams alone
+    fields = {"tolerance": Tolerance.of("1%"), "count": 4000}
+    for round_id in range(1, 7):
+        exchange(pair, 0.4, round_id=round_id, **fields)
     pair.model.drop = drop_zeros
-    _, receiver, data, out = exchange(pair, 0.95, tolerance=tolerance, round_id=10)
-    assert np.array_equal(out, data)
+    sender, receiver, data, out = exchange(pair, 0.4, round_id=7, **fields)
+    assert np.array_equal(out, data) and sender.epoch > 0
     assert not receiver.report.at_deadline and receiver.report.missing == 0
-    assert pair.a.session._link.first_pass.chunks(tolerance, 100) == 99  # no loss was learnt
+    assert pair.a.session._link.first_pass.chunks(Tolerance.of("1%"), 100) == 99  # nothing lost
 
 
 def test_zeros_that_came_too_late_are_no_losses(fastpath: ModuleType) -> None:
@@ -157,6 +182,37 @@ def test_zeros_that_came_too_late_are_no_losses(fastpath: ModuleType) -> None:
     assert receiver.report.at_deadline
     assert np.array_equal(out, data)
     assert pair.a.session._link.first_pass.chunks(Tolerance.of("1%"), 100) == 99
+
+
+@pytest.mark.parametrize(
+    ("known", "named", "learnt"),
+    [
+        (True, True, 0.5),  # 50 of 150 came: a burst, of which no more than half is learnt
+        (False, True, 0.5),
+        (True, False, 0.0),  # too many to be named: how many zeros are among them is not known
+    ],
+)
+def test_a_stop_at_a_deadline_tells_what_came_beside_the_zeros(
+    known: bool, named: bool, learnt: float
+) -> None:
+    pair = Pair(chosen_fastpath, window=CHUNKS)
+    data = np.ones(CHUNKS * CHUNK_BYTES // 4, np.float32)
+    zeros, carry = np.arange(150, dtype=np.uint32), np.arange(150, CHUNKS, dtype=np.uint32)
+    sender = pair.send(data, order=carry, expected_tolerance=Tolerance.of("1%"))
+    sender.tell_zeros(ZeroChunks(zeros, CHUNKS, 0, 1))
+    pair.a.channel.collect(1000, 0)
+    pair.a.session.on_progress(now=1.0)
+    assert sender.timer is not None
+    pair.a.session.on_timeout(now=sender.timer)
+    accepted = 50 + 150 * known
+    missing = bytes([0xC8, 0x01, 100]) if known else bytes([0, 0x96, 0x01, 50, 100])
+    stop = Stop(0, 1, accepted, CHUNKS, True, missing if named else None)
+    pair.a.session.on_frame(stop, now=2.0)
+    assert sender.is_over and pair.a.session.error is None
+    first_pass, taught = pair.a.session._link.first_pass, Pair(chosen_fastpath).a.session._link
+    taught.first_pass.learn(learnt)
+    wanted = taught.first_pass.chunks(Tolerance.of("40.8%"), 1000)
+    assert first_pass.chunks(Tolerance.of("40.8%"), 1000) == wanted
 
 
 def test_at_the_deadline_the_floor_counts_what_carries_something(fastpath: ModuleType) -> None:
