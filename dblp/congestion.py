@@ -345,9 +345,13 @@ class AdaptiveWindowControl:
         self._candidate_s = min(self._candidate_s, delay)
 
     def _pace(self, delay: float) -> None:
-        queued = not self._is_short(delay)
-        bytes_per_s = RATE_HEADROOM * self._rate.per_s * self._datagram_bytes
-        self.pacing_bytes_per_s = bytes_per_s if queued else 0.0
+        """Never below the minimum window per round trip: a rate that was measured while there was
+        little to send is no rate of the path, and a round at that rate would take a second."""
+        if self._is_short(delay) or not self._rate.per_s:
+            self.pacing_bytes_per_s = 0.0
+        else:
+            per_s = max(RATE_HEADROOM * self._rate.per_s, self._minimum / delay)
+            self.pacing_bytes_per_s = per_s * self._datagram_bytes
 
     def _is_short(self, delay: float) -> bool:
         """Whether there is next to no queue on the path."""

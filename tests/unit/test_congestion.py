@@ -172,6 +172,17 @@ def test_a_window_that_is_lost_to_a_full_queue_stays_bounded() -> None:
     assert windows[0] == windows[1]
 
 
+def test_the_rate_of_a_trickle_never_holds_up_a_round() -> None:
+    """Two datagrams every 50 ms, with a delay of 4 ms because a process waits for its turn: at that
+    rate the first GSO batch of the next round would take 0.9 s."""
+    path = Path(plan := AdaptiveWindow())
+    path.rounds(200, BASE_S)
+    for _ in range(6):
+        path.now += 0.046
+        path.rounds(1, 0.004, limited=False, sent=2)
+    assert path.control.pacing_bytes_per_s >= plan.minimum_datagrams * 1472 / 0.004
+
+
 def test_a_pause_says_nothing_about_the_rate() -> None:
     rate = DeliveryRate()
     for index in range(11):
