@@ -87,10 +87,8 @@ class Inbound:
                 self._on_bitmap(frame, now)
             case Outline():
                 self._on_outline(frame)
-            case Zeros():
-                self._on_zeros(frame, now)
-            case ChunkData():
-                self._on_chunk_data(frame, now)
+            case ChunkData() | Zeros():
+                self._on_chunks(frame, now)
             case Ready():
                 self._on_ready(frame, now)
             case Heartbeat():
@@ -167,27 +165,18 @@ class Inbound:
         if receiver is not None:
             receiver.on_outline(frame)
 
-    def _on_chunk_data(self, frame: ChunkData, now: float) -> None:
-        receiver = self._receiver_of(frame)
-        if receiver is not None:
-            receiver.on_chunk_data(frame, now=now)
-            if receiver.is_over:
-                self._rounds.retire_receiver(receiver)
-
-    def _on_zeros(self, frame: Zeros, now: float) -> None:
-        receiver = self._receiver_of(frame)
-        if receiver is not None:
-            receiver.on_zeros(frame, now=now)
-            if receiver.is_over:
-                self._rounds.retire_receiver(receiver)
-
-    def _receiver_of(self, frame: ChunkData | Zeros) -> Receiver | None:
-        """Whose buffer takes what is in `frame`; None: it is late, or meant for another layout."""
+    def _on_chunks(self, frame: ChunkData | Zeros, now: float) -> None:
+        """Chunks on the reliable channel, or the names of some that are zero."""
         receiver = self._rounds.receivers.get((frame.stream, frame.round))
-        if receiver is None or receiver.mismatch_told:
+        if receiver is None or receiver.mismatch_told:  # late, or meant for another layout
             self.late_frames += 1
-            return None
-        return receiver
+            return
+        if isinstance(frame, Zeros):
+            receiver.on_zeros(frame, now=now)
+        else:
+            receiver.on_chunk_data(frame, now=now)
+        if receiver.is_over:
+            self._rounds.retire_receiver(receiver)
 
     # --- towards senders --------------------------------------------------------------------
 

@@ -325,10 +325,12 @@ class Sender:
 
     def _came(self, stop: Stop) -> int | None:
         """How many chunks had come with their bytes by a STOP at a deadline; None: not known."""
-        if not stop.at_deadline or (self._zeros is not None and self.final_missing is None):
+        if not stop.at_deadline:
             return None
-        if self._zeros is None or self.final_missing is None:
+        if self._zeros is None:
             return stop.accepted
+        if self.final_missing is None:
+            return None
         return stop.accepted - len(self._zeros) + self._zeros.unknown_to(self.final_missing)
 
     def _wanted(self, chunks: Indices) -> Indices:
