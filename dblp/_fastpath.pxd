@@ -204,7 +204,7 @@ cdef struct ChannelState:
     uint32_t drained_since_credit
     uint64_t drained            # DATA datagrams from the socket, with repeated ones
     uint64_t peer_drained       # what the newest credit said of that
-    uint64_t credited           # newest sequence that a credit has acknowledged
+    uint64_t peer_seen          # newest sequence that a credit has acknowledged
     int64_t lost                # acknowledged less peer_drained at the last take_lost
     uint64_t credited_sequence  # received_sequence of the last credit
     uint32_t requests_unanswered

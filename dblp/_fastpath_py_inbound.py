@@ -190,7 +190,7 @@ class ReceivingChannel(ChannelState):
         lost = bool(flags & FLAG_CREDIT_UNTIMED) and seen > self.acknowledged
         self._tail_lost |= lost
         self._peer_drained = extend_serially(self._peer_drained, drained, 16)
-        self._credited = max(self._credited, seen)
+        self._peer_seen = max(self._peer_seen, seen)
         if self._requests_unanswered:
             self._hasty = lost
         self._requests_unanswered = 0

@@ -83,7 +83,7 @@ class SendingChannel(ChannelState):
     @property
     def credited(self) -> tuple[int, int]:
         """(newest sequence that credits acknowledge, datagrams that they say were drained)."""
-        return self._credited, self._peer_drained
+        return self._peer_seen, self._peer_drained
 
     def take_lost(self) -> int:
         """Datagrams that are newly known to be lost, as far as credits tell."""

@@ -91,7 +91,7 @@ class ChannelState:
         self.drained = 0
         """DATA datagrams drained, with repeated ones."""
         self._peer_drained = 0
-        self._credited = 0
+        self._peer_seen = 0
         self._lost = 0
         self._credit_due = False
         self._progress_ns = 0

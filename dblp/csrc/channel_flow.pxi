@@ -73,7 +73,7 @@ cdef class _ChannelFlow:
 
     @property
     def credited(self):
-        return (self.state.credited, self.state.peer_drained)
+        return (self.state.peer_seen, self.state.peer_drained)
 
     @property
     def limit(self):

@@ -101,7 +101,7 @@ cdef void handle_credit(ChannelState *s, const uint8_t *header, int64_t now) noe
     if lost:
         s.tail_lost = True
     s.peer_drained = max(s.peer_drained, extend16(s.peer_drained, get16(header + 6)))
-    s.credited = max(s.credited, sequence)
+    s.peer_seen = max(s.peer_seen, sequence)
     if s.requests_unanswered:
         s.hasty = lost
     s.requests_unanswered = 0

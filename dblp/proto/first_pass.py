@@ -20,8 +20,8 @@ MARGIN = 1.1
 answer."""
 
 SPREAD = 1.5
-"""Standard deviations of the number of lost chunks that are added: one pass in fifteen falls short
-where losses are independent."""
+"""Standard deviations of the number of lost chunks that are added: where losses are independent,
+and their rate is right, at most one pass in fifteen falls short."""
 
 SAMPLE_MIN = 64
 """Datagrams from which on credits show a loss rate; fewer are left for the next round."""
