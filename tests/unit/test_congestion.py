@@ -8,15 +8,9 @@ import random
 import pytest
 
 from dblp import AdaptiveWindow, ConfigError, FixedRate, TransportConfig, Unpaced
-from dblp.congestion import (
-    LOSING_DATAGRAMS,
-    STEP_MINIMUM,
-    Congestion,
-    CongestionControl,
-    DeliveryRate,
-    Feedback,
-    within_host,
-)
+from dblp.congestion import Congestion, CongestionControl, Feedback, within_host
+from dblp.congestion.adaptive import STEP_MINIMUM, UNQUEUED_DATAGRAMS
+from dblp.congestion.delivery_rate import DeliveryRate
 
 BASE_S = 20e-6
 
@@ -37,13 +31,14 @@ class Path:
         limited: bool = True,
         sent: int | None = None,
         lost: int = 0,
+        hosts_s: float = 0.0,
     ) -> None:
         """`count` round trips of this delay, with `sent` datagrams each (None: the window), of
-        which `lost` do not arrive."""
+        which `lost` do not arrive; the hosts hold datagrams and credits for `hosts_s` besides."""
         for _ in range(count):
             first = self.sent == 0
             self.sent += self.control.window if sent is None else sent
-            self.now += delay_s
+            self.now += delay_s + hosts_s
             self.control.on_feedback(
                 Feedback(
                     now=self.now,
@@ -107,6 +102,31 @@ def test_a_sender_with_little_to_send_keeps_a_small_window() -> None:
     assert path.control.pacing_bytes_per_s == 0.0
 
 
+@pytest.mark.parametrize("has_queued", [False, True])
+def test_hosts_that_answer_late_do_not_keep_the_window_small(has_queued: bool) -> None:
+    """The processors are busy elsewhere, the path is empty: the delivery rate is low because the
+    window is, and a window bounded by it was stuck at some 100 datagrams, a third of the rate."""
+    path = Path(AdaptiveWindow())
+    path.rounds(1, BASE_S)
+    if has_queued:
+        path.rounds(100, 0.003)
+        assert path.control.window < 80
+    path.rounds(100 if has_queued else 10, 2 * BASE_S, hosts_s=700e-6)
+    assert path.control.window > 1000
+    path.rounds(500, 2 * BASE_S, hosts_s=700e-6)
+    assert path.control.window < 2 * UNQUEUED_DATAGRAMS  # but not without end
+
+
+def test_a_slow_path_whose_hosts_answer_late_is_not_flooded() -> None:
+    """A window that waits for its turn on a slow link shows as delay, however early it is sent."""
+    path = Path(AdaptiveWindow())
+    path.rounds(1, BASE_S)
+    datagram_s = 1514 * 8 / 1e9
+    for _ in range(400):
+        assert path.control.window < 100
+        path.rounds(1, BASE_S + path.control.window / 2 * datagram_s, hosts_s=700e-6)
+
+
 def burst_windows(path: Path, *, seconds: float, loss: float = 0.7) -> list[int]:
     """Windows under a burst on a path without a queue that takes 1.5 million datagrams a second.
 
@@ -147,9 +167,9 @@ def test_a_burst_of_loss_does_not_shrink_the_window() -> None:
     assert path.control.window < 100
     windows = burst_windows(path, seconds=1.0)
     assert sum(windows[-100:]) / 100 > 700
-    assert max(windows[-100:]) < 2 * LOSING_DATAGRAMS
+    assert max(windows[-100:]) < 2 * UNQUEUED_DATAGRAMS
     path.rounds(2_000, 4 * BASE_S, sent=20, limited=False)  # afterwards it is bounded again,
-    assert path.control.window < 0.7 * LOSING_DATAGRAMS
+    assert path.control.window < 0.7 * UNQUEUED_DATAGRAMS
     path.rounds(20_000, BASE_S, sent=1)  # and follows the rate where it limits
     assert path.control.window < 200
 

@@ -1,131 +1,56 @@
-"""How fast a sender may go: one small interface, three answers.
-
-Loss is no signal to slow down: bounded loss is tolerated, and a burst says nothing about the rate
-a path can carry.  What counts is the delay that the path adds (Swift, SIGCOMM 2020; FAST TCP,
-INFOCOM 2004), measured without the time that either host holds a datagram, and kept across rounds,
-because a round is too short to find a rate from nothing.
-"""
+"""A window that keeps the path's queue short: `AdaptiveWindow`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from .errors import ConfigError
-
-__all__ = [
-    "AdaptiveWindow",
-    "Congestion",
-    "CongestionControl",
-    "Feedback",
-    "FixedRate",
-    "Unpaced",
-    "within_host",
-]
-
-WINDOW_MAX = 1 << 30
-"""No limit."""
+from ..errors import ConfigError
+from .constant import Unpaced
+from .delivery_rate import DeliveryRate
+from .interface import (
+    HURRIED_INTERVAL_S,
+    RELAXED_INTERVAL_S,
+    WINDOW_MAX,
+    Congestion,
+    CongestionControl,
+    Feedback,
+)
 
 USUAL_DATAGRAM_BYTES = 1472
 """UDP payload of a packet of 1,500 bytes: what a queue holds is bytes, not datagrams."""
 
+BASE_DELAY_MEMORY_S = 10.0
+"""How long the smallest delay seen counts as the path's own; then the route may have changed."""
 
-@dataclass(slots=True)
-class Feedback:
-    """What a sender has learnt since the last call.
+RATE_HEADROOM = 1.25
+"""By how much window and pacing exceed the delivery rate that was seen, so that it can grow (BBR's
+probing gain, CACM 2017)."""
 
-    Not frozen: it is made hundreds of times a round, and a frozen one takes four times as long.
-    """
+UNQUEUED_DATAGRAMS = 32 * 44
+"""What the window may be on a path without a queue, whatever is delivered: 32 GSO batches.  A batch
+and its credit get through in 9 % of all tries at 70 % loss: of 32, none in 5 %; of 8, in half of
+all tries, and then the sender waits until it asks."""
 
-    now: float
-    """Seconds."""
-    path_delay_s: float
-    """Mean round trip of the samples, without the peer's own delay, in seconds."""
-    smallest_delay_s: float
-    """Smallest of these."""
-    samples: int
-    sent: int
-    """Newest sequence sent."""
-    acknowledged: int
-    """Newest sequence that has reached the receiver (or is known to be lost)."""
-    window_limited: bool
-    """The congestion window has held chunks back."""
-    lost: int
-    """Datagrams that are newly known to be lost."""
-    tail_lost: bool
-    """The newest of what was in flight is known to be lost: the sender stood still until it had
-    asked."""
+IDLE_SHARE = 0.25
+"""Part of the queueing delay aimed at up to which a path is idle.  At 1 Gb/s a window of 17
+datagrams has more by itself, so that there it takes no more than the delivery rate fills."""
 
+LOSING_MEMORY_S = 0.1
+"""How long a lost window counts."""
 
-class CongestionControl(Protocol):
-    """State of one direction to one peer."""
+OVERFLOW_SHARE = 1 / 16
+"""A round trip that loses more than this while there is a queue has overflowed it; less is what a
+path loses by itself, or has reordered."""
 
-    pacing_bytes_per_s: float
-    """0: no pacing."""
+STEP_BACKOFF = 0.75
+"""What is left of the step after a round trip that has overflowed a queue."""
 
-    @property
-    def window(self) -> int:
-        """Datagrams that may be unacknowledged."""
+STEP_MINIMUM = 8.0
+"""Smallest step, in datagrams of 1,472 bytes.  A sender whose path loses more by itself, beside
+others whose does not, keeps this part of its share."""
 
-    def on_feedback(self, feedback: Feedback) -> None:
-        """Takes news into account."""
-
-    @property
-    def update_interval_s(self) -> float:
-        """How soon the next feedback should come, in seconds."""
-
-
-class Congestion(Protocol):
-    """A choice in `TransportConfig`; frozen, and shared by all sessions."""
-
-    def new_control(self, datagram_bytes: int) -> CongestionControl:
-        """The state of a new session whose full datagrams have this size."""
-
-
-HURRIED_INTERVAL_S = 0.0002
-"""Shortest time between updates: looks more often than that cost more than they tell."""
-
-RELAXED_INTERVAL_S = 0.05
-"""Nothing depends on the next update: as long as the pump may stay away."""
-
-
-class _Constant:
-    """Window and rate that never change."""
-
-    def __init__(self, pacing_bytes_per_s: float) -> None:
-        self.window = WINDOW_MAX
-        self.pacing_bytes_per_s = pacing_bytes_per_s
-
-    def on_feedback(self, feedback: Feedback) -> None:
-        pass
-
-    @property
-    def update_interval_s(self) -> float:
-        return RELAXED_INTERVAL_S
-
-
-@dataclass(frozen=True, slots=True)
-class Unpaced:
-    """As fast as credit allows: for a path that is known to carry it."""
-
-    def new_control(self, datagram_bytes: int) -> CongestionControl:
-        return _Constant(0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class FixedRate:
-    """A rate the user knows, such as a reserved share of a link; counts UDP payload."""
-
-    bits_per_s: float
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.bits_per_s, int | float) or not self.bits_per_s > 0:
-            raise ConfigError(
-                f"bits_per_s is {self.bits_per_s!r}: choose a rate above 0, such as 1e9"
-            )
-
-    def new_control(self, datagram_bytes: int) -> CongestionControl:
-        return _Constant(self.bits_per_s / 8)
+STEP_RECOVERY = 1 / 64
+"""By how much of itself the full step grows back per round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,73 +90,6 @@ def within_host(congestion: Congestion) -> Congestion:
     return Unpaced() if adaptive else congestion
 
 
-BASE_DELAY_MEMORY_S = 10.0
-"""How long the smallest delay seen counts as the path's own; then the route may have changed."""
-
-RATE_SAMPLE_S = 0.002
-"""Shortest time over which a delivery rate is measured: longer than credits bunch up while a
-process waits for its turn."""
-
-RATE_MEMORY_S = 0.1
-"""How long a delivery rate counts: some rounds, or some hundred round trips of a busy path."""
-
-RATE_HEADROOM = 1.25
-"""By how much window and pacing exceed the delivery rate that was seen, so that it can grow (BBR's
-probing gain, CACM 2017)."""
-
-
-LOSING_DATAGRAMS = 32 * 44
-"""What the window may be while whole windows are lost: 32 GSO batches.  A batch and its credit get
-through in 9 % of all tries at 70 % loss: of 32, none in 5 %; of 8, in half of all tries, and then
-the sender waits until it asks."""
-
-LOSING_MEMORY_S = 0.1
-"""How long a lost window counts."""
-
-OVERFLOW_SHARE = 1 / 16
-"""A round trip that loses more than this while there is a queue has overflowed it; less is what a
-path loses by itself, or has reordered."""
-
-STEP_BACKOFF = 0.75
-"""What is left of the step after a round trip that has overflowed a queue."""
-
-STEP_MINIMUM = 8.0
-"""Smallest step, in datagrams of 1,472 bytes.  A sender whose path loses more by itself, beside
-others whose does not, keeps this part of its share."""
-
-STEP_RECOVERY = 1 / 64
-"""By how much of itself the full step grows back per round trip."""
-
-
-class DeliveryRate:
-    """Datagrams that reached the peer per second: the largest rate of the last one to two memory
-    spans, because a sender that had little to send delivers less than the path can."""
-
-    def __init__(self) -> None:
-        self.per_s = 0.0
-        """0 before the first measurement."""
-        self._candidate = 0.0
-        self._until = 0.0
-        self._acknowledged = 0
-        self._since = -RATE_MEMORY_S
-
-    def update(self, acknowledged: int, *, now: float) -> None:
-        """`acknowledged` datagrams have arrived so far, at `now` seconds."""
-        span = now - self._since
-        if span < RATE_SAMPLE_S:
-            return
-        delivered = acknowledged - self._acknowledged
-        self._acknowledged, self._since = acknowledged, now
-        if delivered <= 0 or span > RATE_MEMORY_S:  # a pause between rounds says nothing
-            return
-        rate = delivered / span
-        self._candidate = max(self._candidate, rate)
-        self.per_s = max(self.per_s, rate)
-        if now >= self._until:
-            self.per_s, self._candidate = self._candidate, rate
-            self._until = now + RATE_MEMORY_S
-
-
 class AdaptiveWindowControl:
     """Once per round trip: below half the target delay the window doubles if it was the limit,
     below the target it grows by a step, above it shrinks in proportion to the excess (at most by
@@ -250,9 +108,12 @@ class AdaptiveWindowControl:
     end.  And where the path has a queue, the window is spread over time: three bursts of one GSO
     batch each fill a buffer of 200 KB by themselves.
 
-    The first of them yields while whole windows are lost on a path that had no queue: then the rate
-    is low because the sender waits for lost credits, and a smaller window would be lost whole more
-    often still.
+    The first of them yields, up to a limit, on a path that has no queue.  While whole windows are
+    lost the rate is low because the sender waits for lost credits, and a smaller window would be
+    lost whole more often still.  And where the window was the limit, the rate is low because of the
+    window: hosts that answer late, as their processors are busy, make a round trip longer than the
+    path's delay, and a window for that delay would stay small for good.  There it grows by a step,
+    and doubles as long as the path has never shown a queue.
     """
 
     def __init__(self, plan: AdaptiveWindow, datagram_bytes: int) -> None:
@@ -266,7 +127,7 @@ class AdaptiveWindowControl:
         self._round_start = 0
         self._minimum = max(1.0, scale * plan.minimum_datagrams)
         self._window = max(1.0, scale * plan.initial_datagrams)
-        self._losing_window = scale * LOSING_DATAGRAMS
+        self._unqueued_window = scale * UNQUEUED_DATAGRAMS
         self.pacing_bytes_per_s = 0.0
         self._base_s = 0.0
         self._candidate_s = 0.0
@@ -276,7 +137,9 @@ class AdaptiveWindowControl:
         self._delay_samples = 0
         self._last_delay_s = 0.0
         self._limited = False
+        self._filled = False  # of this round trip: not just for a moment
         self._hurry = True
+        self._has_queued = False
         self._losing_until = 0.0
         self._rate = DeliveryRate()
 
@@ -315,7 +178,9 @@ class AdaptiveWindowControl:
             return
         delay = self._last_delay_s = self._delay_sum_s / self._delay_samples
         self._hurry = self._limited or delay > self.target_delay_s
-        self._fit_step(delay, feedback.acknowledged - self._round_start)
+        datagrams = feedback.acknowledged - self._round_start
+        self._filled = self._limited and datagrams >= self._window / 2
+        self._fit_step(delay, datagrams)
         self._adapt(delay, feedback.now)
         self._pace(delay)
         self._round_end = feedback.sent
@@ -364,6 +229,7 @@ class AdaptiveWindowControl:
         if recovered:
             self._losing_until = 0.0
         if delay > target:
+            self._has_queued = True
             window = self._window * max(0.5, target / delay) + step
         elif not self._limited:
             if not recovered:
@@ -374,8 +240,17 @@ class AdaptiveWindowControl:
         else:
             window = self._window + step
         if self._rate.per_s:
-            most = RATE_HEADROOM * self._rate.per_s * target + step
-            if now < self._losing_until and self._is_short(delay):
-                most = max(most, self._losing_window)
-            window = min(window, most)
+            window = min(window, self._most(delay, now))
         self._window = min(max(window, self._minimum), WINDOW_MAX)
+
+    def _most(self, delay: float, now: float) -> float:
+        """What the delivery rate fills in the target delay; more on a path without a queue."""
+        target = self.target_delay_s
+        filled = RATE_HEADROOM * self._rate.per_s * target + self._step
+        if now < self._losing_until and self._is_short(delay):
+            return max(filled, self._unqueued_window)
+        is_idle = delay - self._base_s <= IDLE_SHARE * (target - self._base_s)
+        if not (self._filled and is_idle):
+            return filled
+        grown = self._window + self._step if self._has_queued else 2 * self._window
+        return max(filled, min(grown, self._unqueued_window))
