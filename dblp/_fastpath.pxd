@@ -126,9 +126,11 @@ cdef struct StreamMark:
     uint16_t stream
     uint32_t newest
 
-cdef struct TimeMark:
-    uint64_t sequence
+cdef struct TimeMark:           # one turn of sending
+    uint64_t sequence           # its last
     int64_t at_ns
+    int64_t took_ns             # the kernel takes datagrams one after the other
+    int datagrams
 
 cdef struct ByteQueue:          # length-prefixed records
     uint8_t *data
@@ -217,6 +219,7 @@ cdef struct ChannelState:
     int64_t path_min_ns         # smallest round trip of all, without the peer's delay; 0: unknown
     int64_t rtt_last_ns
     int64_t rtt_count
+    double datagram_ns          # what the kernel takes for one that is sent, at its quickest
     int64_t path_sum_ns
     int64_t path_count
     uint32_t loss_ppm

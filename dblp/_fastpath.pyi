@@ -316,9 +316,9 @@ class Channel:
     # bytes in, bytes out without a socket (simulator, impaired path, tests)
     def ingest(self, datagrams: Sequence[bytes], now_ns: int) -> None:
         """Handles arrived datagrams exactly as pump() does."""
-    def collect(self, max_datagrams: int, now_ns: int) -> list[bytes]:
+    def collect(self, max_datagrams: int, now_ns: int, took_ns: int = 0) -> list[bytes]:
         """What pump() would send now: control, credits and credit requests, then data within
-        credit, cwnd and pacing."""
+        credit, cwnd and pacing, which leaves one after the other within `took_ns`."""
     def receive_raw(self, max_calls: int = 8) -> list[bytes]:
         """Reads the socket to EAGAIN (bounded) and returns the datagrams without handling them (GRO
         split undone)."""

@@ -63,9 +63,10 @@ class Channel(ReceivingChannel, SendingChannel):
         if self._socket is not None:
             self.send_due_credit(now_ns)
 
-    def collect(self, max_datagrams: int, now_ns: int) -> list[bytes]:
+    def collect(self, max_datagrams: int, now_ns: int, took_ns: int = 0) -> list[bytes]:
         """What pump() would send now: control, credits and credit requests, then at most
-        `max_datagrams` of data within credit, cwnd and pacing."""
+        `max_datagrams` of data within credit, cwnd and pacing, which leave one after the other
+        within `took_ns`."""
         collected, self._control_out = self._control_out, []
         if self._credit_due:
             collected.append(self._take_credit(now_ns))
@@ -76,7 +77,7 @@ class Channel(ReceivingChannel, SendingChannel):
             collected.extend(header + bytes(payload) for header, payload in datagrams)
             return len(datagrams)
 
-        self._transmit(max_datagrams, now_ns, keep)
+        self._transmit(max_datagrams, now_ns, keep, took_ns)
         return collected
 
     def receive_raw(self, max_calls: int = 8) -> list[bytes]:

@@ -126,7 +126,9 @@ class SendingChannel(ChannelState):
         paced = self._pacer.allowance(now_ns, self._pacing_rate, datagram_bytes)
         return max(0, min(self._credit_left(), paced))
 
-    def _transmit(self, most: int, now_ns: int, send: Callable[[list[Datagram]], int]) -> int:
+    def _transmit(
+        self, most: int, now_ns: int, send: Callable[[list[Datagram]], int], took_ns: int = 0
+    ) -> int:
         """One turn: peek, pack and send batch by batch, and account for exactly what left."""
         allowed = self._allowance(now_ns)
         self._note_window_limit(allowed)
@@ -146,7 +148,7 @@ class SendingChannel(ChannelState):
             self._counters["datagrams_sent"] += sent
             self._counters["bytes_sent"] += nbytes
             self._progress_ns = now_ns
-            self._round_trips.mark(self.sent_sequence, now_ns)
+            self._round_trips.mark(self.sent_sequence, now_ns, took_ns, sent)
             self._pacer.charge(now_ns, self._pacing_rate, nbytes)
         return sent
 

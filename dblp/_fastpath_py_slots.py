@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,9 @@ PACING_DEBT_NS = 1_000_000
 """A turn that comes late is made up for, by at most this much."""
 
 _MAX_RTT_MARKS = 256
+
+SENDING_FALL, SENDING_RISE = 1 / 4, 1 / 64
+"""Weights of a turn that took less, or more, per datagram than turns before."""
 _MASK_64 = (1 << 64) - 1
 
 
@@ -256,39 +259,63 @@ class Pacer:
             self.next_send_ns = due_ns + int(nbytes * 1e9 / rate)
 
 
+class _SendTurn(NamedTuple):
+    last: int
+    """Sequence of its last datagram."""
+    at_ns: int
+    took_ns: int
+    datagrams: int
+
+    def left_ns(self, sequence: int) -> int:
+        """How long after the turn began this datagram left: they leave one after the other."""
+        after = self.last - sequence
+        return self.took_ns * (self.datagrams - 1 - after) // self.datagrams
+
+
 class RoundTrips:
     """Round-trip samples: one mark per send turn, a sample when a credit covers it."""
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, int]] = deque(maxlen=_MAX_RTT_MARKS)
+        self._turns: deque[_SendTurn] = deque(maxlen=_MAX_RTT_MARKS)
         self._smallest = self._last = self._number = 0
         self._path_sum = self._path_number = 0
-        self._newest = 0
+        self._datagram_ns = 0.0
         self.shortest_ns = 0
-        """Smallest of all, without the time at the peer; 0 before the first."""
+        """Smallest of all, without the hosts' time; 0 before the first."""
 
-    def mark(self, sequence: int, now_ns: int) -> None:
-        self._marks.append((sequence, now_ns))
+    def mark(self, last: int, now_ns: int, took_ns: int, datagrams: int) -> None:
+        """A turn that began at `now_ns` and took `took_ns` has sent so many, up to `last`."""
+        took_ns = self._undisturbed(datagrams, took_ns)
+        self._turns.append(_SendTurn(last, now_ns, took_ns, datagrams))
 
-    def forget(self, acknowledged: int) -> int | None:
-        """Takes away the marks up to `acknowledged`; the time of the newest of them."""
-        sent_ns = None
-        while self._marks and self._marks[0][0] <= acknowledged:
-            self._newest, sent_ns = self._marks.popleft()
-        return sent_ns
+    def _undisturbed(self, datagrams: int, took_ns: int) -> int:
+        """`took_ns`, but no more than turns of late have taken per datagram when nothing came
+        between."""
+        each = took_ns / datagrams
+        share = SENDING_FALL if each < self._datagram_ns else SENDING_RISE
+        usual = self._datagram_ns or each
+        self._datagram_ns = usual + (each - usual) * share
+        return min(took_ns, int(self._datagram_ns * datagrams))
+
+    def forget(self, acknowledged: int) -> _SendTurn | None:
+        """Takes away the turns up to `acknowledged`; the newest of them."""
+        newest = None
+        while self._turns and self._turns[0].last <= acknowledged:
+            newest = self._turns.popleft()
+        return newest
 
     def covered(self, acknowledged: int, now_ns: int, host_delay_ns: int) -> None:
         """A credit datagram covers all up to `acknowledged`: one sample, of the newest turn.  The
-        smallest leaves out the time that the peer's host held the datagram."""
-        sent_ns = self.forget(acknowledged)
-        if sent_ns is None:
+        smallest leaves out the time that either host held the datagram."""
+        turn = self.forget(acknowledged)
+        if turn is None:
             return
-        if self._newest < acknowledged and self._marks:
+        if turn.last < acknowledged and self._turns:
             # It left with the next turn.  The end of the turn before may be lost, and then that is
             # long ago.
-            sent_ns = self._marks[0][1]
-        self._last = now_ns - sent_ns
-        path = max(self._last - host_delay_ns, 0)
+            turn = self._turns[0]
+        self._last = now_ns - turn.at_ns
+        path = max(self._last - host_delay_ns - turn.left_ns(acknowledged), 0)
         self._smallest = min(self._smallest, path) if self._number else path
         self._number += 1
         if self.shortest_ns == 0 or path < self.shortest_ns:

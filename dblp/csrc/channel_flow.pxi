@@ -171,7 +171,7 @@ cdef class _ChannelFlow:
         elif s.drained_since_credit:
             s.credit_due = True
 
-    def collect(self, int64_t max_datagrams, int64_t now_ns):
+    def collect(self, int64_t max_datagrams, int64_t now_ns, int64_t took_ns=0):
         cdef ChannelState *s = &self.state
         cdef list out = queue_take(&s.outbox)
         cdef uint8_t header[HEADER]
@@ -207,7 +207,7 @@ cdef class _ChannelFlow:
                 nbytes += len(datagram)
                 n += 1
                 allowed -= 1
-        account_sent(s, n, nbytes, now_ns)
+        account_sent(s, n, nbytes, now_ns, took_ns)
         return out
 
     def receive_raw(self, int max_calls=8):

@@ -120,35 +120,38 @@ cdef void sync_sequence(ChannelState *s, uint64_t sequence) noexcept nogil:
         s.timed = False
 
 
+cdef inline int64_t waited_to_leave(const TimeMark *mark, uint64_t sequence) noexcept nogil:
+    """How long after the turn began the kernel took this datagram: it takes, and a device without
+    offloads sends, one after the other."""
+    cdef int64_t after = <int64_t> (mark.sequence - sequence)
+    return mark.took_ns * (mark.datagrams - 1 - after) // mark.datagrams
+
+
 cdef void grant_credit(
     ChannelState *s, uint64_t seen, uint64_t limit, int64_t now, int64_t host_delay,
 ) noexcept nogil:
     """Never lowers; every entry of the send-time ring that `seen` covers gives up its place, the
     newest a sample.  `host_delay`: how long the peer's host had the datagram before the credit
-    left; no part of the path's delay.  `now` below 0: the credit says nothing about time."""
-    cdef int64_t sample = -1
-    cdef uint64_t covered = 0
-    cdef TimeMark *mark
+    left; no part of the path's delay, as is the time until it had left here.  `now` below 0: the
+    credit says nothing about time."""
+    cdef TimeMark *mark = NULL
+    cdef int64_t sample
     if seen > s.sent_sequence:
         seen = s.sent_sequence
     if seen > s.acknowledged:
         s.acknowledged = seen
-        while s.times_head != s.times_tail:
+        while s.times_head != s.times_tail and s.times[s.times_head & 255].sequence <= seen:
             mark = &s.times[s.times_head & 255]
-            if mark.sequence > seen:
-                break
-            sample = now - mark.at_ns
-            covered = mark.sequence
             s.times_head += 1
-        if sample >= 0 and covered < seen and s.times_head != s.times_tail:
+        if mark != NULL and mark.sequence < seen and s.times_head != s.times_tail:
             # `seen` left with the next turn.  The end of the turn before may be lost, and then that
             # is long ago.
-            sample = now - s.times[s.times_head & 255].at_ns
+            mark = &s.times[s.times_head & 255]
     if limit > s.limit:
         s.limit = limit
-    if now >= 0 and sample >= 0:
-        s.rtt_last_ns = sample
-        sample = max(sample - host_delay, 0)
+    if now >= 0 and mark != NULL:
+        sample = s.rtt_last_ns = now - mark.at_ns
+        sample = max(sample - host_delay - waited_to_leave(mark, seen), 0)
         if s.rtt_count == 0 or sample < s.rtt_min_ns:
             s.rtt_min_ns = sample
         if s.path_min_ns == 0 or sample < s.path_min_ns:

@@ -16,6 +16,10 @@ cdef enum:
     PACING_DEBT_NS = 1_000_000 # a turn that comes late is made up for, by at most this much
 
 
+# Weights of a turn of sending that took less, or more, per datagram than turns before.
+cdef double SENDING_FALL = 1.0 / 4, SENDING_RISE = 1.0 / 64
+
+
 cdef int transmit_setup(ChannelState *s) except -1:
     cdef TransmitRing *t = &s.tx
     cdef int slots = SEND_BATCHES * MAX_SEGMENTS
@@ -216,11 +220,23 @@ cdef int transmit_turn(ChannelState *s, int64_t now) noexcept nogil:
         datagrams += t.datagrams_of[i]
         nbytes += t.bytes_of[i]
         advance(s, &s.transmit[t.slot_of[i]], t.datagrams_of[i])
-    account_sent(s, datagrams, nbytes, now)
+    account_sent(s, datagrams, nbytes, now, dblp_now_ns() - now)
     return datagrams
 
 
-cdef void account_sent(ChannelState *s, int datagrams, int64_t nbytes, int64_t now) noexcept nogil:
+cdef int64_t took_undisturbed(ChannelState *s, int datagrams, int64_t took) noexcept nogil:
+    """`took`, but no more than turns of late have taken per datagram when nothing came between: a
+    system call may go on after the last has left, with what others have sent."""
+    cdef double each = <double> took / datagrams
+    cdef double share = SENDING_FALL if each < s.datagram_ns else SENDING_RISE
+    cdef double usual = s.datagram_ns if s.datagram_ns > 0 else each
+    s.datagram_ns = usual + (each - usual) * share
+    return min(took, <int64_t> (s.datagram_ns * datagrams))
+
+
+cdef void account_sent(
+    ChannelState *s, int datagrams, int64_t nbytes, int64_t now, int64_t took,
+) noexcept nogil:
     cdef TimeMark *mark
     if datagrams == 0:
         return
@@ -233,6 +249,8 @@ cdef void account_sent(ChannelState *s, int datagrams, int64_t nbytes, int64_t n
     mark = &s.times[s.times_tail & 255]
     mark.sequence = s.sent_sequence
     mark.at_ns = now
+    mark.took_ns = took_undisturbed(s, datagrams, took)
+    mark.datagrams = datagrams
     s.times_tail += 1
     if s.pacing_rate > 0:
         s.next_send_ns = (max(s.next_send_ns, now - PACING_DEBT_NS)

@@ -182,7 +182,7 @@ class Machine:
 
     def do_collect(self, a: int, b: int, c: int) -> list[bytes]:
         self.now += b * 100
-        collected = self.channels[a % 2].collect(c % 64, self.now)
+        collected = self.channels[a % 2].collect(c % 64, self.now, b % 5000)
         self.wires[a % 2] += collected
         self.seen = (self.seen + collected)[-200:]
         return collected
