@@ -216,10 +216,10 @@ cdef struct ChannelState:
     uint32_t times_head
     uint32_t times_tail
     int64_t rtt_min_ns
-    int64_t path_min_ns         # smallest round trip of all, without the peer's delay; 0: unknown
+    int64_t path_min_ns         # smallest round trip of all, without the hosts' delay; 0: unknown
     int64_t rtt_last_ns
     int64_t rtt_count
-    double datagram_ns          # what the kernel takes for one that is sent, at its quickest
+    double datagram_ns          # what the kernel usually takes for one in a turn of sending
     int64_t path_sum_ns
     int64_t path_count
     uint32_t loss_ppm

@@ -283,7 +283,7 @@ class Channel:
         """Something is pending but credit, cwnd, pacing or a full socket holds it back."""
     def take_path_ns(self) -> tuple[int, int]:
         """(mean, number of) path delay samples since the last call: round trips without the time
-        that the peer's host held the datagram; (0, 0) when none."""
+        that either host held the datagram; (0, 0) when none."""
     def take_window_limited(self) -> bool:
         """Whether the congestion window alone has held chunks back since the last call (in a
         transmit turn: more chunks were sendable than cwnd - unacknowledged, which was at most what
@@ -296,9 +296,9 @@ class Channel:
         in flight were lost."""
     def take_rtt_ns(self) -> tuple[int, int, int]:
         """(smallest, last, number of) round-trip samples since the last call; (0, 0, 0) when none.
-        `last` is what the endpoints see; `smallest` leaves out the time that the peer's host held
-        the datagram before its credit left (field `stream` of the credit, units of 4,096 ns, at
-        most 65,535): the delay of the path alone."""
+        `last` is what the endpoints see; `smallest` is the delay of the path alone.  It leaves out
+        how long the datagram waited to leave within its turn, and how long the peer's host held it
+        before the credit left (field `stream` of the credit, units of 4,096 ns, at most 65,535)."""
 
     # control frames as datagrams (KIND_CONTROL)
     def send_control(self, payload: bytes, stream: int = 0, round: int = 0) -> bool:

@@ -92,7 +92,8 @@ class Channel(ReceivingChannel, SendingChannel):
         return received
 
     def send_pending(self, now_ns: int) -> int:
-        """One transmit turn on the socket (impaired path); returns datagrams of data sent."""
+        """One transmit turn on the socket (impaired path); returns datagrams of data sent.  Unlike
+        in the compiled one it counts as taking no time: Python takes longer than the kernel."""
         kernel = self._the_socket()
         if self._request_due(now_ns):
             self._send_alone(self._take_request(now_ns))

@@ -98,8 +98,8 @@ class SendingChannel(ChannelState):
 
     def take_rtt_ns(self) -> tuple[int, int, int]:
         """(smallest, last, number of) round-trip samples since the last call; zeros when none.
-        `last` is what the endpoints see; `smallest` leaves out the time that the peer's host held
-        the datagram before its credit left: the delay of the path alone."""
+        `last` is what the endpoints see; `smallest` leaves out the time that either host held the
+        datagram, before it left or before its credit did: the delay of the path alone."""
         return self._round_trips.take()
 
     def next_deadline_ns(self, now_ns: int) -> int:

@@ -27,8 +27,12 @@ PACING_DEBT_NS = 1_000_000
 
 _MAX_RTT_MARKS = 256
 
-SENDING_FALL, SENDING_RISE = 1 / 4, 1 / 64
-"""Weights of a turn that took less, or more, per datagram than turns before."""
+SENDING_FALL, SENDING_RISE, SENDING_MOST = 1 / 4, 1 / 64, 2.0
+"""What sending takes per datagram: weights of a turn that took less, or more, than usual, and how
+often the usual it counts at most."""
+
+SENDING_FIRST_NS = 1000.0
+"""... and the first guess."""
 _MASK_64 = (1 << 64) - 1
 
 
@@ -279,7 +283,7 @@ class RoundTrips:
         self._turns: deque[_SendTurn] = deque(maxlen=_MAX_RTT_MARKS)
         self._smallest = self._last = self._number = 0
         self._path_sum = self._path_number = 0
-        self._datagram_ns = 0.0
+        self._datagram_ns = SENDING_FIRST_NS
         self.shortest_ns = 0
         """Smallest of all, without the hosts' time; 0 before the first."""
 
@@ -289,11 +293,11 @@ class RoundTrips:
         self._turns.append(_SendTurn(last, now_ns, took_ns, datagrams))
 
     def _undisturbed(self, datagrams: int, took_ns: int) -> int:
-        """`took_ns`, but no more than turns of late have taken per datagram when nothing came
-        between."""
-        each = took_ns / datagrams
-        share = SENDING_FALL if each < self._datagram_ns else SENDING_RISE
-        usual = self._datagram_ns or each
+        """`took_ns`, but no more than turns of late have taken per datagram: a system call may go
+        on after the last has left, with what others have sent."""
+        usual = self._datagram_ns
+        each = min(took_ns / datagrams, SENDING_MOST * usual)
+        share = SENDING_FALL if each < usual else SENDING_RISE
         self._datagram_ns = usual + (each - usual) * share
         return min(took_ns, int(self._datagram_ns * datagrams))
 
@@ -314,6 +318,8 @@ class RoundTrips:
             # It left with the next turn.  The end of the turn before may be lost, and then that is
             # long ago.
             turn = self._turns[0]
+        if now_ns < turn.at_ns:  # Arrivals are dated by the wall clock, and that was set.
+            return
         self._last = now_ns - turn.at_ns
         path = max(self._last - host_delay_ns - turn.left_ns(acknowledged), 0)
         self._smallest = min(self._smallest, path) if self._number else path

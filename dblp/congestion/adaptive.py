@@ -35,6 +35,10 @@ IDLE_SHARE = 0.25
 """Part of the queueing delay aimed at up to which a path is idle.  At 1 Gb/s a window of 17
 datagrams has more by itself, so that there it takes no more than the delivery rate fills."""
 
+BEYOND_DECAY = 7 / 8
+"""What is left, after a round trip that gives no reason for it, of a window beyond what the rate
+fills, while the path has no queue.  One says little: the first credit of a round ends one too."""
+
 LOSING_MEMORY_S = 0.1
 """How long a lost window counts."""
 
@@ -110,10 +114,10 @@ class AdaptiveWindowControl:
 
     The first of them yields, up to a limit, on a path that has no queue.  While whole windows are
     lost the rate is low because the sender waits for lost credits, and a smaller window would be
-    lost whole more often still.  And where the window was the limit, the rate is low because of the
-    window: hosts that answer late, as their processors are busy, make a round trip longer than the
-    path's delay, and a window for that delay would stay small for good.  There it grows by a step,
-    and doubles as long as the path has never shown a queue.
+    lost whole more often still.  And where the window was filled and nearly all of it arrived, the
+    rate is low because of the window: hosts that answer late, as their processors are busy, make a
+    round trip longer than the path's delay, and a window for that delay would stay small for good.
+    There it grows by a step, and doubles as long as the path has not lately shown a queue.
     """
 
     def __init__(self, plan: AdaptiveWindow, datagram_bytes: int) -> None:
@@ -123,7 +127,6 @@ class AdaptiveWindowControl:
         self._most_step = max(1.0, scale * plan.step_datagrams)
         self._least_step = min(self._most_step, scale * STEP_MINIMUM)
         self._step = self._most_step
-        self._lost = 0  # in this round trip
         self._round_start = 0
         self._minimum = max(1.0, scale * plan.minimum_datagrams)
         self._window = max(1.0, scale * plan.initial_datagrams)
@@ -133,11 +136,14 @@ class AdaptiveWindowControl:
         self._candidate_s = 0.0
         self._base_until = 0.0
         self._round_end = 0
-        self._delay_sum_s = 0.0  # of this round trip
+        # Of this round trip.
+        self._delay_sum_s = 0.0
         self._delay_samples = 0
         self._last_delay_s = 0.0
         self._limited = False
-        self._filled = False  # of this round trip: not just for a moment
+        self._lost = 0
+        self._filled = False  # of the last round trip: not just for a moment
+        self._loses = False  # more than a path does by itself
         self._hurry = True
         self._has_queued = False
         self._losing_until = 0.0
@@ -177,10 +183,12 @@ class AdaptiveWindowControl:
         if feedback.acknowledged < self._round_end or not self._delay_samples:
             return
         delay = self._last_delay_s = self._delay_sum_s / self._delay_samples
-        self._hurry = self._limited or delay > self.target_delay_s
         datagrams = feedback.acknowledged - self._round_start
-        self._filled = self._limited and datagrams >= self._window / 2
-        self._fit_step(delay, datagrams)
+        # After an interval without hurry it may be many windows, one of them full.
+        self._filled = self._hurry and self._limited and datagrams >= self._window / 2
+        self._loses = self._lost > OVERFLOW_SHARE * datagrams
+        self._hurry = self._limited or delay > self.target_delay_s
+        self._fit_step(delay)
         self._adapt(delay, feedback.now)
         self._pace(delay)
         self._round_end = feedback.sent
@@ -190,9 +198,9 @@ class AdaptiveWindowControl:
         self._lost = 0
         self._round_start = feedback.acknowledged
 
-    def _fit_step(self, delay: float, datagrams: int) -> None:
-        """To the room that the queue has beyond the target delay, after a round trip of so many."""
-        if self._lost > OVERFLOW_SHARE * datagrams and delay > self.target_delay_s:
+    def _fit_step(self, delay: float) -> None:
+        """To the room that the queue has beyond the target delay."""
+        if self._loses and delay > self.target_delay_s:
             self._step = max(self._least_step, STEP_BACKOFF * self._step)
         else:
             grown = self._step + STEP_RECOVERY * self._most_step
@@ -207,6 +215,7 @@ class AdaptiveWindowControl:
                 self._base_s = min(self._candidate_s, delay)
             self._candidate_s = delay
             self._base_until = now + BASE_DELAY_MEMORY_S
+            self._has_queued = False
         self._candidate_s = min(self._candidate_s, delay)
 
     def _pace(self, delay: float) -> None:
@@ -221,6 +230,10 @@ class AdaptiveWindowControl:
     def _is_short(self, delay: float) -> bool:
         """Whether there is next to no queue on the path."""
         return delay <= (self._base_s + self.target_delay_s) / 2
+
+    def _is_idle(self, delay: float) -> bool:
+        """Whether a window that is sent at once hardly shows as a queue."""
+        return delay - self._base_s <= IDLE_SHARE * (self.target_delay_s - self._base_s)
 
     def _adapt(self, delay: float, now: float) -> None:
         target = self.target_delay_s
@@ -240,17 +253,23 @@ class AdaptiveWindowControl:
         else:
             window = self._window + step
         if self._rate.per_s:
-            window = min(window, self._most(delay, now))
+            most = self._rate_window() if recovered else self._most(delay, now)
+            window = min(window, most)
         self._window = min(max(window, self._minimum), WINDOW_MAX)
 
+    def _rate_window(self) -> float:
+        """What the delivery rate fills in the target delay, with some room to grow."""
+        return RATE_HEADROOM * self._rate.per_s * self.target_delay_s + self._step
+
     def _most(self, delay: float, now: float) -> float:
-        """What the delivery rate fills in the target delay; more on a path without a queue."""
-        target = self.target_delay_s
-        filled = RATE_HEADROOM * self._rate.per_s * target + self._step
-        if now < self._losing_until and self._is_short(delay):
-            return max(filled, self._unqueued_window)
-        is_idle = delay - self._base_s <= IDLE_SHARE * (target - self._base_s)
-        if not (self._filled and is_idle):
-            return filled
-        grown = self._window + self._step if self._has_queued else 2 * self._window
-        return max(filled, min(grown, self._unqueued_window))
+        """Largest window after a round trip: what the delivery rate fills, and more on a path
+        without a queue."""
+        if not self._is_short(delay):
+            return self._rate_window()
+        if now < self._losing_until:
+            return max(self._rate_window(), self._unqueued_window)
+        if self._filled and self._is_idle(delay) and not self._loses:
+            beyond = self._window + self._step if self._has_queued else 2 * self._window
+        else:
+            beyond = BEYOND_DECAY * self._window
+        return max(self._rate_window(), min(beyond, self._unqueued_window))

@@ -25,7 +25,7 @@ class Feedback:
     now: float
     """Seconds."""
     path_delay_s: float
-    """Mean round trip of the samples, without the peer's own delay, in seconds."""
+    """Mean round trip of the samples, without the delay in either host, in seconds."""
     smallest_delay_s: float
     """Smallest of these."""
     samples: int

@@ -132,8 +132,8 @@ cdef void grant_credit(
 ) noexcept nogil:
     """Never lowers; every entry of the send-time ring that `seen` covers gives up its place, the
     newest a sample.  `host_delay`: how long the peer's host had the datagram before the credit
-    left; no part of the path's delay, as is the time until it had left here.  `now` below 0: the
-    credit says nothing about time."""
+    left.  That is no part of the path's delay, nor is the time until it left here.  `now` below 0:
+    the credit says nothing about time."""
     cdef TimeMark *mark = NULL
     cdef int64_t sample
     if seen > s.sent_sequence:
@@ -149,7 +149,8 @@ cdef void grant_credit(
             mark = &s.times[s.times_head & 255]
     if limit > s.limit:
         s.limit = limit
-    if now >= 0 and mark != NULL:
+    # Before the turn: arrivals are dated by the wall clock, and that was set.
+    if now >= 0 and mark != NULL and now >= mark.at_ns:
         sample = s.rtt_last_ns = now - mark.at_ns
         sample = max(sample - host_delay - waited_to_leave(mark, seen), 0)
         if s.rtt_count == 0 or sample < s.rtt_min_ns:

@@ -16,8 +16,10 @@ cdef enum:
     PACING_DEBT_NS = 1_000_000 # a turn that comes late is made up for, by at most this much
 
 
-# Weights of a turn of sending that took less, or more, per datagram than turns before.
-cdef double SENDING_FALL = 1.0 / 4, SENDING_RISE = 1.0 / 64
+# What the kernel takes per datagram: weights of a turn that took less, or more, than usual, how
+# often the usual it counts at most, and the first guess.
+cdef double SENDING_FALL = 1.0 / 4, SENDING_RISE = 1.0 / 64, SENDING_MOST = 2.0
+cdef double SENDING_FIRST_NS = 1000.0
 
 
 cdef int transmit_setup(ChannelState *s) except -1:
@@ -33,6 +35,7 @@ cdef int transmit_setup(ChannelState *s) except -1:
     if (t.messages == NULL or t.vectors == NULL or t.headers == NULL or t.ancillary == NULL
             or t.slot_of == NULL or t.datagrams_of == NULL or t.bytes_of == NULL):
         raise MemoryError
+    s.datagram_ns = SENDING_FIRST_NS
     s.batch_max = max(1, min(MAX_SEGMENTS, MAX_GSO_BYTES // <int> s.datagram_bytes))
     return 0
 
@@ -225,12 +228,11 @@ cdef int transmit_turn(ChannelState *s, int64_t now) noexcept nogil:
 
 
 cdef int64_t took_undisturbed(ChannelState *s, int datagrams, int64_t took) noexcept nogil:
-    """`took`, but no more than turns of late have taken per datagram when nothing came between: a
-    system call may go on after the last has left, with what others have sent."""
-    cdef double each = <double> took / datagrams
-    cdef double share = SENDING_FALL if each < s.datagram_ns else SENDING_RISE
-    cdef double usual = s.datagram_ns if s.datagram_ns > 0 else each
-    s.datagram_ns = usual + (each - usual) * share
+    """`took`, but no more than turns of late have taken per datagram: a system call may go on after
+    the last has left, with what others have sent, and that is no reason to leave later."""
+    cdef double usual = s.datagram_ns
+    cdef double each = min(<double> took / datagrams, SENDING_MOST * usual)
+    s.datagram_ns = usual + (each - usual) * (SENDING_FALL if each < usual else SENDING_RISE)
     return min(took, <int64_t> (s.datagram_ns * datagrams))
 
 

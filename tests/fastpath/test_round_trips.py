@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.fastpath.channels import (
     MS,
@@ -69,45 +71,80 @@ def test_the_smallest_sample_leaves_the_peers_host_out(fastpath: ModuleType) -> 
     assert channel.take_rtt_ns() == (0, 200_000, 1)
 
 
+def sending(fastpath: ModuleType, *turns: tuple[int, int]) -> tuple[Any, Datagrams]:
+    """A channel with one turn for each of (datagrams, nanoseconds it took), all of them at 0."""
+    channel, slot, _ = sender(fastpath)
+    channel.queue(slot, np.arange(10, dtype=np.uint32))
+    for datagrams, took in turns:
+        assert len(channel.collect(datagrams, 0, took)) == datagrams
+    return channel, Datagrams(fastpath, TAG_A)
+
+
 @both
 def test_the_smallest_sample_leaves_the_own_sending_out(fastpath: ModuleType) -> None:
     """Without offloads 176 datagrams of one call take the kernel 0.4 ms, as long as the queue that
     a window may fill: the last of them would show a full one on an empty path."""
-    channel, slot, _ = sender(fastpath)
-    peer = Datagrams(fastpath, TAG_A)
-    channel.queue(slot, np.arange(10, dtype=np.uint32))
-    channel.collect(4, 0, 400)
-    channel.collect(4, 1000, 400)
+    channel, peer = sending(fastpath, (4, 400), (4, 400))
     channel.ingest([peer.credit(4, 1000)], 2000)
     assert channel.take_rtt_ns() == (2000 - 300, 2000, 1)
-    channel.ingest([peer.credit(6, 1000)], 2100)  # left second, no turn is over
+    channel.ingest([peer.credit(6, 1000)], 2100)  # no turn is over
     assert channel.take_rtt_ns() == (0, 0, 0)
     channel.ingest([peer.credit(8, 1000)], 2200)
-    assert channel.take_rtt_ns() == (1200 - 300, 1200, 1)
+    assert channel.take_rtt_ns() == (2200 - 300, 2200, 1)
 
 
 @both
 def test_a_part_of_the_next_turn_left_within_it(fastpath: ModuleType) -> None:
-    channel, slot, _ = sender(fastpath)
-    peer = Datagrams(fastpath, TAG_A)
-    channel.queue(slot, np.arange(10, dtype=np.uint32))
-    channel.collect(4, 0, 400)
-    channel.collect(4, 1000, 400)
+    channel, peer = sending(fastpath, (4, 400), (4, 400))
     channel.ingest([peer.credit(6, 1000)], 2000)
-    assert channel.take_rtt_ns() == (1000 - 100, 1000, 1)
+    assert channel.take_rtt_ns() == (2000 - 100, 2000, 1)
 
 
 @both
-def test_a_call_that_was_held_up_is_no_time_of_sending(fastpath: ModuleType) -> None:
-    """The kernel went on with what others have sent: the datagrams had left long before."""
+@pytest.mark.parametrize(
+    ("turns", "left_ns"),
+    [
+        # 1,000 ns each is the first guess; a turn counts twice the usual at most, a 64th of it.
+        ([(8, 3_000_000)], 1015.625 * 7),
+        ([(4, 4000), (1, 10_000_000), (3, 3_000_000)], 1000 * (1 + 1 / 64) ** 2 * 2),
+        ([(4, 400), (4, 3_000_000)], 775 * (1 + 1 / 64) * 3),
+    ],
+    ids=["the first", "after a short one", "after a quick one"],
+)
+def test_a_call_that_was_held_up_is_no_time_of_sending(
+    fastpath: ModuleType, turns: list[tuple[int, int]], left_ns: float
+) -> None:
+    """The kernel went on with what others have sent: the datagrams had left long before, and a
+    path without delay would be taken for the usual one for ten seconds."""
+    channel, peer = sending(fastpath, *turns)
+    channel.ingest([peer.credit(8, 1000)], 1_000_000)
+    smallest, last, number = channel.take_rtt_ns()
+    assert (last, number) == (1_000_000, 1)
+    assert abs(1_000_000 - smallest - left_ns) <= 2
+
+
+@both
+def test_a_credit_from_before_the_turn_is_no_sample(fastpath: ModuleType) -> None:
+    """Arrivals are dated by the wall clock, which somebody has set."""
     channel, slot, _ = sender(fastpath)
-    peer = Datagrams(fastpath, TAG_A)
     channel.queue(slot, np.arange(10, dtype=np.uint32))
-    channel.collect(4, 0, 64)
-    channel.collect(4, 0, 10_000)
-    channel.ingest([peer.credit(8, 1000)], 20_000)
-    # 16 ns each so far, and a 64th of the way to 2,500: 54.8, so 219 ns, and 164 before the last.
-    assert channel.take_rtt_ns() == (20_000 - 164, 20_000, 1)
+    channel.collect(4, MS)
+    channel.ingest([Datagrams(fastpath, TAG_A).credit(4, 1000)], MS // 2)
+    assert channel.take_rtt_ns() == (0, 0, 0)
+    assert channel.take_path_ns() == (0, 0)
+
+
+@both
+def test_the_oldest_turns_give_way_when_no_credit_comes(fastpath: ModuleType) -> None:
+    channel, slot, _ = sender(fastpath, 300)
+    channel.queue(slot, np.arange(300, dtype=np.uint32))
+    for turn in range(300):
+        channel.collect(1, turn, 1)
+    peer = Datagrams(fastpath, TAG_A)
+    channel.ingest([peer.credit(44, 1000)], 1000)  # of these no turn is left
+    assert channel.take_rtt_ns() == (0, 0, 0)
+    channel.ingest([peer.credit(45, 1000)], 1000)
+    assert channel.take_rtt_ns() == (1000 - 44, 1000 - 44, 1)
 
 
 @both

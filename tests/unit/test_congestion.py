@@ -8,50 +8,10 @@ import random
 import pytest
 
 from dblp import AdaptiveWindow, ConfigError, FixedRate, TransportConfig, Unpaced
-from dblp.congestion import Congestion, CongestionControl, Feedback, within_host
+from dblp.congestion import Feedback, within_host
 from dblp.congestion.adaptive import STEP_MINIMUM, UNQUEUED_DATAGRAMS
 from dblp.congestion.delivery_rate import DeliveryRate
-
-BASE_S = 20e-6
-
-
-class Path:
-    """One sender whose window is always full."""
-
-    def __init__(self, plan: Congestion, datagram_bytes: int = 1472) -> None:
-        self.control: CongestionControl = plan.new_control(datagram_bytes)
-        self.now = 1.0
-        self.sent = 0
-
-    def rounds(
-        self,
-        count: int,
-        delay_s: float,
-        *,
-        limited: bool = True,
-        sent: int | None = None,
-        lost: int = 0,
-        hosts_s: float = 0.0,
-    ) -> None:
-        """`count` round trips of this delay, with `sent` datagrams each (None: the window), of
-        which `lost` do not arrive; the hosts hold datagrams and credits for `hosts_s` besides."""
-        for _ in range(count):
-            first = self.sent == 0
-            self.sent += self.control.window if sent is None else sent
-            self.now += delay_s + hosts_s
-            self.control.on_feedback(
-                Feedback(
-                    now=self.now,
-                    path_delay_s=delay_s,
-                    smallest_delay_s=min(delay_s, BASE_S) if first else delay_s,
-                    samples=1,
-                    sent=self.sent,
-                    acknowledged=self.sent,
-                    window_limited=limited,
-                    lost=lost,
-                    tail_lost=False,
-                )
-            )
+from tests.unit.congestion_path import BASE_S, Path
 
 
 def test_the_window_doubles_on_an_empty_path_and_only_if_it_limits() -> None:
@@ -100,31 +60,6 @@ def test_a_sender_with_little_to_send_keeps_a_small_window() -> None:
         path.rounds(1, delay_s, sent=round(datagrams_per_s * delay_s))
     assert 20 < path.control.window < 60
     assert path.control.pacing_bytes_per_s == 0.0
-
-
-@pytest.mark.parametrize("has_queued", [False, True])
-def test_hosts_that_answer_late_do_not_keep_the_window_small(has_queued: bool) -> None:
-    """The processors are busy elsewhere, the path is empty: the delivery rate is low because the
-    window is, and a window bounded by it was stuck at some 100 datagrams, a third of the rate."""
-    path = Path(AdaptiveWindow())
-    path.rounds(1, BASE_S)
-    if has_queued:
-        path.rounds(100, 0.003)
-        assert path.control.window < 80
-    path.rounds(100 if has_queued else 10, 2 * BASE_S, hosts_s=700e-6)
-    assert path.control.window > 1000
-    path.rounds(500, 2 * BASE_S, hosts_s=700e-6)
-    assert path.control.window < 2 * UNQUEUED_DATAGRAMS  # but not without end
-
-
-def test_a_slow_path_whose_hosts_answer_late_is_not_flooded() -> None:
-    """A window that waits for its turn on a slow link shows as delay, however early it is sent."""
-    path = Path(AdaptiveWindow())
-    path.rounds(1, BASE_S)
-    datagram_s = 1514 * 8 / 1e9
-    for _ in range(400):
-        assert path.control.window < 100
-        path.rounds(1, BASE_S + path.control.window / 2 * datagram_s, hosts_s=700e-6)
 
 
 def burst_windows(path: Path, *, seconds: float, loss: float = 0.7) -> list[int]:
