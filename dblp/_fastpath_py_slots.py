@@ -293,8 +293,8 @@ class RoundTrips:
         self._turns.append(_SendTurn(last, now_ns, took_ns, datagrams))
 
     def _undisturbed(self, datagrams: int, took_ns: int) -> int:
-        """`took_ns`, but no more than turns of late have taken per datagram: a system call may go
-        on after the last has left, with what others have sent."""
+        """`took_ns`, but no more than is usual per datagram: a system call may go on after the last
+        has left, with what others have sent.  The usual rises slowly, from a first guess."""
         usual = self._datagram_ns
         each = min(took_ns / datagrams, SENDING_MOST * usual)
         share = SENDING_FALL if each < usual else SENDING_RISE
@@ -318,7 +318,8 @@ class RoundTrips:
             # It left with the next turn.  The end of the turn before may be lost, and then that is
             # long ago.
             turn = self._turns[0]
-        if now_ns < turn.at_ns:  # Arrivals are dated by the wall clock, and that was set.
+        if now_ns - turn.at_ns < host_delay_ns:
+            # Arrivals are dated by the wall clock, of either host: where it was set, no sample.
             return
         self._last = now_ns - turn.at_ns
         path = max(self._last - host_delay_ns - turn.left_ns(acknowledged), 0)

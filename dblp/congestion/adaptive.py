@@ -33,7 +33,7 @@ all tries, and then the sender waits until it asks."""
 
 IDLE_SHARE = 0.25
 """Part of the queueing delay aimed at up to which a path is idle.  At 1 Gb/s a window of 17
-datagrams has more by itself, so that there it takes no more than the delivery rate fills."""
+datagrams has more by itself, so that there it does not grow beyond what the delivery rate fills."""
 
 BEYOND_DECAY = 7 / 8
 """What is left, after a round trip that gives no reason for it, of a window beyond what the rate
@@ -43,8 +43,8 @@ LOSING_MEMORY_S = 0.1
 """How long a lost window counts."""
 
 OVERFLOW_SHARE = 1 / 16
-"""A round trip that loses more than this while there is a queue has overflowed it; less is what a
-path loses by itself, or has reordered."""
+"""A round trip that loses more than this may have overflowed a buffer; less is what a path loses by
+itself, or has reordered."""
 
 STEP_BACKOFF = 0.75
 """What is left of the step after a round trip that has overflowed a queue."""
@@ -117,7 +117,8 @@ class AdaptiveWindowControl:
     lost whole more often still.  And where the window was filled and nearly all of it arrived, the
     rate is low because of the window: hosts that answer late, as their processors are busy, make a
     round trip longer than the path's delay, and a window for that delay would stay small for good.
-    There it grows by a step, and doubles as long as the path has not lately shown a queue.
+    There it grows by a step, and doubles where no queue was seen, and no full window lost much, in
+    the last 10 s.  A path that loses more than a sixteenth by itself keeps the window of its rate.
     """
 
     def __init__(self, plan: AdaptiveWindow, datagram_bytes: int) -> None:
@@ -136,16 +137,15 @@ class AdaptiveWindowControl:
         self._candidate_s = 0.0
         self._base_until = 0.0
         self._round_end = 0
-        # Of this round trip.
-        self._delay_sum_s = 0.0
+        self._delay_sum_s = 0.0  # of this round trip
         self._delay_samples = 0
         self._last_delay_s = 0.0
         self._limited = False
         self._lost = 0
         self._filled = False  # of the last round trip: not just for a moment
-        self._loses = False  # more than a path does by itself
+        self._loses = False  # more than an overflow's share of it
         self._hurry = True
-        self._has_queued = False
+        self._careful_until = 0.0
         self._losing_until = 0.0
         self._rate = DeliveryRate()
 
@@ -215,7 +215,6 @@ class AdaptiveWindowControl:
                 self._base_s = min(self._candidate_s, delay)
             self._candidate_s = delay
             self._base_until = now + BASE_DELAY_MEMORY_S
-            self._has_queued = False
         self._candidate_s = min(self._candidate_s, delay)
 
     def _pace(self, delay: float) -> None:
@@ -242,7 +241,7 @@ class AdaptiveWindowControl:
         if recovered:
             self._losing_until = 0.0
         if delay > target:
-            self._has_queued = True
+            self._careful_until = now + BASE_DELAY_MEMORY_S
             window = self._window * max(0.5, target / delay) + step
         elif not self._limited:
             if not recovered:
@@ -253,7 +252,8 @@ class AdaptiveWindowControl:
         else:
             window = self._window + step
         if self._rate.per_s:
-            most = self._rate_window() if recovered else self._most(delay, now)
+            over = recovered and not self._limited
+            most = self._rate_window() if over else self._most(delay, now)
             window = min(window, most)
         self._window = min(max(window, self._minimum), WINDOW_MAX)
 
@@ -268,8 +268,11 @@ class AdaptiveWindowControl:
             return self._rate_window()
         if now < self._losing_until:
             return max(self._rate_window(), self._unqueued_window)
+        if self._filled and self._loses:
+            self._careful_until = now + BASE_DELAY_MEMORY_S
         if self._filled and self._is_idle(delay) and not self._loses:
-            beyond = self._window + self._step if self._has_queued else 2 * self._window
+            is_careful = now < self._careful_until
+            beyond = self._window + self._step if is_careful else 2 * self._window
         else:
             beyond = BEYOND_DECAY * self._window
         return max(self._rate_window(), min(beyond, self._unqueued_window))

@@ -149,8 +149,8 @@ cdef void grant_credit(
             mark = &s.times[s.times_head & 255]
     if limit > s.limit:
         s.limit = limit
-    # Before the turn: arrivals are dated by the wall clock, and that was set.
-    if now >= 0 and mark != NULL and now >= mark.at_ns:
+    # Arrivals are dated by the wall clock, of either host: where it was set, no sample.
+    if now >= 0 and mark != NULL and now - mark.at_ns >= host_delay:
         sample = s.rtt_last_ns = now - mark.at_ns
         sample = max(sample - host_delay - waited_to_leave(mark, seen), 0)
         if s.rtt_count == 0 or sample < s.rtt_min_ns:

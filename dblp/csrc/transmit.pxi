@@ -228,8 +228,8 @@ cdef int transmit_turn(ChannelState *s, int64_t now) noexcept nogil:
 
 
 cdef int64_t took_undisturbed(ChannelState *s, int datagrams, int64_t took) noexcept nogil:
-    """`took`, but no more than turns of late have taken per datagram: a system call may go on after
-    the last has left, with what others have sent, and that is no reason to leave later."""
+    """`took`, but no more than is usual per datagram: a system call may go on after the last has
+    left, with what others have sent.  The usual rises slowly, from a first guess."""
     cdef double usual = s.datagram_ns
     cdef double each = min(<double> took / datagrams, SENDING_MOST * usual)
     s.datagram_ns = usual + (each - usual) * (SENDING_FALL if each < usual else SENDING_RISE)

@@ -56,3 +56,21 @@ class Path:
                 tail_lost=False,
             )
         )
+
+    def lose_all(self) -> None:
+        """A whole window is lost: the sender stands still until it has asked."""
+        self.sent += self.control.window
+        self.now += 0.002
+        self.control.on_feedback(
+            Feedback(
+                now=self.now,
+                path_delay_s=0.0,
+                smallest_delay_s=0.0,
+                samples=0,
+                sent=self.sent,
+                acknowledged=self.sent,
+                window_limited=True,
+                lost=self.control.window,
+                tail_lost=True,
+            )
+        )
