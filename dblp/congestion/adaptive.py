@@ -104,8 +104,8 @@ class AdaptiveWindowControl:
     much depends on the number of senders, which none of them knows.  Where more than a few
     datagrams are lost while there is a queue, all the steps together are too large for the buffer:
     the step falls by a quarter, and grows back slowly, so that the steps of all who share the
-    buffer become equal (as windows do by AIMD).  Loss without a queue changes nothing, and as the
-    window still follows the delay, the path stays full.
+    buffer become equal (as windows do by AIMD).  Loss without a queue does not change the step, and
+    as the window still follows the delay, the path stays full.
 
     Two rules are there for bursts.  The window is never much more than what the delivery rate
     fills in the target delay: a sender that was limited by its own work would double it without
