@@ -234,14 +234,21 @@ class AdaptiveWindowControl:
         """Whether a window that is sent at once hardly shows as a queue."""
         return delay - self._base_s <= IDLE_SHARE * (self.target_delay_s - self._base_s)
 
+    def _overflows(self, delay: float, now: float) -> bool:
+        """Whether a buffer too small to show a queue seems to have cut off a full window; a burst
+        says nothing about it."""
+        in_burst = now < self._losing_until
+        return self._filled and self._loses and self._is_short(delay) and not in_burst
+
     def _adapt(self, delay: float, now: float) -> None:
         target = self.target_delay_s
         step = self._step
         recovered = 0.0 < self._losing_until <= now
         if recovered:
             self._losing_until = 0.0
-        if delay > target:
+        if delay > target or self._overflows(delay, now):
             self._careful_until = now + BASE_DELAY_MEMORY_S
+        if delay > target:
             window = self._window * max(0.5, target / delay) + step
         elif not self._limited:
             if not recovered:
@@ -252,8 +259,8 @@ class AdaptiveWindowControl:
         else:
             window = self._window + step
         if self._rate.per_s:
-            over = recovered and not self._limited
-            most = self._rate_window() if over else self._most(delay, now)
+            burst_is_over = recovered and not self._limited
+            most = self._rate_window() if burst_is_over else self._most(delay, now)
             window = min(window, most)
         self._window = min(max(window, self._minimum), WINDOW_MAX)
 
@@ -268,8 +275,6 @@ class AdaptiveWindowControl:
             return self._rate_window()
         if now < self._losing_until:
             return max(self._rate_window(), self._unqueued_window)
-        if self._filled and self._loses:
-            self._careful_until = now + BASE_DELAY_MEMORY_S
         if self._filled and self._is_idle(delay) and not self._loses:
             is_careful = now < self._careful_until
             beyond = self._window + self._step if is_careful else 2 * self._window

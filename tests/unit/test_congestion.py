@@ -74,23 +74,14 @@ def burst_windows(path: Path, *, seconds: float, loss: float = 0.7) -> list[int]
     while path.now < until:
         window = path.control.window
         windows.append(window)
-        path.sent += window
         batches = -(-window // 44)
         arrived = any(rng.random() > loss and rng.random() > loss for _ in range(batches))
-        path.now += max(4 * BASE_S, window / 1.5e6) + (0.0 if arrived else 0.002)
-        path.control.on_feedback(
-            Feedback(
-                now=path.now,
-                path_delay_s=4 * BASE_S if arrived else 0.0,
-                smallest_delay_s=4 * BASE_S if arrived else 0.0,
-                samples=int(arrived),
-                sent=path.sent,
-                acknowledged=path.sent,
-                window_limited=True,
-                lost=0 if arrived else window,
-                tail_lost=not arrived,
-            )
-        )
+        path.now += max(4 * BASE_S, window / 1.5e6)
+        if arrived:
+            path.sent += window
+            path.credit(path.sent, 4 * BASE_S)
+        else:
+            path.lose_all()
     return windows
 
 

@@ -12,7 +12,7 @@ from tests.unit.congestion_path import BASE_S, Path
 @pytest.mark.parametrize("has_queued", [False, True])
 def test_hosts_that_answer_late_do_not_keep_the_window_small(has_queued: bool) -> None:
     """The processors are busy elsewhere, the path is empty: the delivery rate is low because the
-    window is, and a window bounded by it was stuck at some 100 datagrams, a third of the rate."""
+    window is, and a window bounded by it was stuck at 100 to 200 datagrams."""
     path = Path(AdaptiveWindow())
     path.rounds(1, BASE_S)
     if has_queued:
