@@ -72,9 +72,16 @@ cdef extern from "csrc/udp.h" nogil:
     int dblp_wait(pollfd *fds, unsigned int count, int64_t timeout_ns)
 
 
+cdef struct Landing:            # where the chunks of one source lie; see landing.pxi
+    uint32_t *place            # of each chunk that has landed and is not reduced yet, else NEVER;
+                               # NULL: every chunk lies at its own place
+    uint32_t *free             # unused places, the next one to use last
+    uint32_t free_count
+
 cdef struct ReducerState:
     uint8_t *out
     uint8_t **sources
+    Landing *landings          # one per source
     int world
     int kind
     bint contributors
@@ -104,7 +111,7 @@ cdef struct ReceiveSlot:
     const uint32_t *place      # the place of each chunk in it
     uint32_t order_count
     ReducerState *reducer
-    int source
+    Landing *landing           # NULL: chunks lie at their own places
 
 cdef struct TransmitSlot:
     bint in_use
@@ -144,7 +151,9 @@ cdef struct ReceiveRing:
     uint8_t *ancillary
     uint8_t *scratch            # one maximal datagram per message
     uint8_t *linear             # one maximal datagram, gathered
-    uint32_t *aimed             # chunk each payload slot was aimed at
+    uint32_t *aimed             # chunk, or place of a landing, each payload slot was aimed at
+    uint32_t lent               # places of the landing among them
+    uint32_t unlent             # free ones below them
     int messages_count
     int came                    # messages of the last call
     int guess                   # segments that the next message will probably hold

@@ -59,6 +59,7 @@ COUNTERS = (
 dblp_crc32c_setup(1)
 
 include "csrc/bytes.pxi"
+include "csrc/landing.pxi"
 include "csrc/reduce.pxi"
 include "csrc/ranges.pxi"
 include "csrc/runs.pxi"

@@ -42,21 +42,22 @@ class ReceivingChannel(ChannelState):
     ) -> int:
         """Arms (stream, round): chunks go to their place in writable `buffer`, bits into `bitmap`
         (≥ (count+7)//8 writable zeroed bytes).  Returns a slot number; ValueError when (stream,
-        round) is open already, sizes do not fit or no slot is free.  The twin copies every chunk,
-        so `aim` changes nothing."""
+        round) is open already, sizes do not fit, `buffer` is not the reducer's or no slot is free.
+        The twin copies every chunk, so `aim` changes nothing."""
         check_round(stream, round)
         place = byte_view(buffer, "buffer", writable=True)
         bits = byte_view(bitmap, "bitmap", writable=True)
         count = chunk_count(place.size, self.chunk_bytes)
         if bits.size < (count + 7) // 8:
             raise ValueError(f"the bitmap has {bits.size} bytes: {count} chunks need more")
-        if reducer is not None and not (
-            reducer.nbytes == place.size
-            and reducer.chunk_bytes == self.chunk_bytes
-            and 0 <= source < reducer.source_count
+        if reducer is not None and (
+            reducer.nbytes != place.size or reducer.chunk_bytes != self.chunk_bytes
         ):
-            raise ValueError("the reducer's chunks or sources are not those of this buffer")
+            raise ValueError("the reducer's chunks are not those of this buffer")
         slot = ReceiveSlot(stream, round, place, bits, self.chunk_bytes, reducer)
+        self._receiving.check_free(slot)
+        if reducer is not None:
+            reducer.land(source, place)
         number = self._receiving.open(slot)
         self._note_round(round)
         return number

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ._fastpath_py_bytes import Buffer, bitmap_bits, byte_view, chunk_count
+from ._fastpath_py_bytes import Buffer, Bytes, bitmap_bits, byte_view, chunk_count
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -154,16 +154,24 @@ class Reducer:
         self._ready = 0
         self.limit = self.count
         """Chunks that may become ready; see `set_limit` and `finish`."""
+        self._received: set[int] = set()
 
     @property
     def ready(self) -> int:
         """Chunks reduced so far; their indices are ready_indices()[:ready]."""
         return self._ready
 
-    @property
-    def source_count(self) -> int:
-        """Number of sources (ranks)."""
-        return len(self._sources)
+    def land(self, source: int, buffer: Bytes) -> None:
+        """The chunks of a source are going to arrive in `buffer`; ValueError unless it is its own,
+        or when they are being received already."""
+        if not 0 <= source < len(self._sources):
+            raise ValueError(f"source {source} is not one of {len(self._sources)}")
+        own = self._sources[source]
+        if self.nbytes and (own is None or own.ctypes.data != buffer.ctypes.data):
+            raise ValueError(f"the buffer is not that of source {source} of the reducer")
+        if source in self._received:
+            raise ValueError(f"source {source} of the reducer is being received already")
+        self._received.add(source)
 
     def ready_indices(self) -> Array:
         """uint32 indices of the reduced chunks in order of becoming ready; zeros to `count`."""

@@ -113,10 +113,15 @@ class ReceiveTable:
             raise ValueError(f"receive slot {slot} is not open")
         return self._slots[slot]
 
-    def open(self, slot: ReceiveSlot) -> int:
-        key = slot.stream, slot.round
-        if key in self._by_round:
+    def check_free(self, slot: ReceiveSlot) -> None:
+        """ValueError when there is no room for `slot`."""
+        if (slot.stream, slot.round) in self._by_round:
             raise ValueError(f"round {slot.round} of stream {slot.stream} is open already")
+        lowest_free(self._slots)
+
+    def open(self, slot: ReceiveSlot) -> int:
+        self.check_free(slot)
+        key = slot.stream, slot.round
         number = lowest_free(self._slots)
         self._slots[number] = slot
         self._by_round[key] = number

@@ -2,7 +2,8 @@
 
 A fresh 100 MB array costs a page fault per 4 KiB when it is first written, which is milliseconds in
 the middle of a round.  The pool pays once, outside the hot path: its buffers are written to when
-they are made, and go from round to round afterwards.
+they are made, and go from round to round afterwards.  Those of which little is usually used may be
+left untouched.
 """
 
 from __future__ import annotations
@@ -54,17 +55,18 @@ class BufferPool:
 
     # --- commands ---------------------------------------------------------------------------
 
-    def acquire(self, nbytes: int) -> npt.NDArray[np.uint8]:
+    def acquire(self, nbytes: int, *, touched: bool = True) -> npt.NDArray[np.uint8]:
         """A contiguous writable buffer of `nbytes` bytes, contents unspecified.
 
-        Raises MemoryError when the machine has not got it.
+        With `touched` a new one is written to at once.  Raises MemoryError when the machine has not
+        got it.
         """
         idle = self._idle.get(nbytes)
         if idle:
             buffer = idle.pop()
             self._idle_bytes -= nbytes
         else:
-            buffer = _touched(nbytes)
+            buffer = _aligned(nbytes, touched=touched)
             self.allocations += 1
         self._in_use[id(buffer)] = buffer
         self._in_use_bytes += nbytes
@@ -131,9 +133,10 @@ class BufferPool:
                 return
 
 
-def _touched(nbytes: int) -> npt.NDArray[np.uint8]:
-    """A new array whose pages are all mapped and whose start is aligned."""
+def _aligned(nbytes: int, *, touched: bool) -> npt.NDArray[np.uint8]:
+    """A new array whose start is aligned, and with `touched` all of whose pages are mapped."""
     block = np.empty(nbytes + ALIGNMENT_BYTES, dtype=np.uint8)
-    block.fill(0)
+    if touched:
+        block.fill(0)
     start = -block.ctypes.data % ALIGNMENT_BYTES
     return block[start : start + nbytes]

@@ -144,7 +144,8 @@ class ServerRound:
         self.layout = layout
         if len(self.ranks) == len(self.offers):  # else the mean replaces the local gradient
             self.result = pool.acquire(layout.nbytes)
-        self.sources = [pool.acquire(layout.nbytes) for _ in self.ranks]
+        # Chunks land where others have just been read (landing.pxi): of these little is used.
+        self.sources = [pool.acquire(layout.nbytes, touched=False) for _ in self.ranks]
         by_rank: list[npt.NDArray[np.uint8] | None] = [None] * len(self.offers)
         for rank, source in zip(self.ranks, self.sources, strict=True):
             by_rank[rank] = source

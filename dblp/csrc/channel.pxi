@@ -62,6 +62,7 @@ cdef class Channel(_ChannelFlow):
             raise ValueError("the reducer has another layout or fewer sources")
         in_use = [s.receive[i].in_use for i in range(SLOTS)]
         cdef int index = free_slot(s.receive_count, in_use, "receive")
+        cdef Landing *landing = NULL if reducer is None else reducer.land(source, target.data())
         cdef ReceiveSlot *slot = &s.receive[index]
         memset(slot, 0, sizeof(ReceiveSlot))
         slot.in_use = True
@@ -75,7 +76,7 @@ cdef class Channel(_ChannelFlow):
         slot.bits = bits.data()
         slot.notify_at = NEVER
         slot.reducer = &reducer.state if reducer is not None else NULL
-        slot.source = source
+        slot.landing = landing
         s.receive_open[s.receive_count] = index
         s.receive_count += 1
         self.mark_stream(stream, round_id)
@@ -165,7 +166,7 @@ cdef class Channel(_ChannelFlow):
             return False
         if pin.size() != length_of_chunk(<uint32_t> index, r.count, s.chunk_bytes, r.last_bytes):
             return False
-        memcpy(r.base + index * s.chunk_bytes, pin.data(), pin.size())
+        memcpy(target_of(r, <uint32_t> index, s.chunk_bytes), pin.data(), pin.size())
         accept_chunk(s, r, <uint32_t> index)
         return True
 
@@ -182,7 +183,7 @@ cdef class Channel(_ChannelFlow):
             for i in range(chunks.shape[0]):
                 chunk = chunks[i]
                 if not bit_is_set(r.bits, chunk):
-                    memset(r.base + <int64_t> chunk * s.chunk_bytes, 0,
+                    memset(target_of(r, chunk, s.chunk_bytes), 0,
                            length_of_chunk(chunk, r.count, s.chunk_bytes, r.last_bytes))
                     accept_chunk(s, r, chunk)
         r.cursor = cursor      # what comes next has not changed

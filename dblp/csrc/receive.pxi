@@ -243,7 +243,7 @@ cdef void take_datagram(
     if index < 0:
         return
     cdef ReceiveSlot *slot = &s.receive[index]
-    memcpy(slot.base + <int64_t> chunk * s.chunk_bytes, payload, size - HEADER)
+    memcpy(target_of(slot, chunk, s.chunk_bytes), payload, size - HEADER)
     s.counters[C_MOVED] += 1
     accept_chunk(s, slot, chunk)
 

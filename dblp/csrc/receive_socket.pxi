@@ -3,7 +3,7 @@
 # A message is scattered over [header, payload, header, payload, ..., rest].  Payload slots point
 # straight into the destination, at chunks not yet received: in-order traffic costs no copy in user
 # space.  A wrong guess only ever overwrites places that are still missing; the message is then
-# gathered and its chunks are moved.
+# gathered and its chunks are moved.  Where chunks may land anywhere (landing.pxi) none is wrong.
 
 
 cdef enum:
@@ -73,6 +73,48 @@ cdef int aiming_slot(ChannelState *s) noexcept nogil:
     return s.receive_hint if slot.aim else -1
 
 
+cdef int lend_places(ChannelState *s, int m, iovec *vector) noexcept nogil:
+    """Aims message `m` at free places of the landing, but takes them from it only when something
+    has come; returns the number of pairs."""
+    cdef ReceiveRing *r = &s.rx
+    cdef ReceiveSlot *slot = &s.receive[r.aimed_slot]
+    cdef Landing *landing = slot.landing
+    cdef int pairs = 0, at
+    while pairs < r.segments and r.lent < landing.free_count:
+        r.lent += 1
+        at = m * r.segments + pairs
+        r.aimed[at] = landing.free[landing.free_count - r.lent]
+        vector[2 * pairs].iov_base = r.headers + at * HEADER
+        vector[2 * pairs].iov_len = HEADER
+        vector[2 * pairs + 1].iov_base = slot.base + <int64_t> r.aimed[at] * s.chunk_bytes
+        vector[2 * pairs + 1].iov_len = s.chunk_bytes
+        pairs += 1
+    return pairs
+
+
+cdef void return_places(ChannelState *s) noexcept nogil:
+    """Gives back to the landing what was lent and not used: below what has become free since."""
+    cdef ReceiveRing *r = &s.rx
+    cdef Landing *landing
+    cdef uint32_t kept[BIG_MESSAGES * BIG_SEGMENTS]
+    cdef uint32_t *bottom
+    cdef int m, at, pair, n = 0
+    if r.lent == 0:
+        return
+    r.lent = 0
+    landing = s.receive[r.aimed_slot].landing
+    for m in range(r.messages_count - 1, -1, -1):
+        for pair in range(<int> (r.messages[m].msg_hdr.msg_iovlen - 1) // 2 - 1, -1, -1):
+            at = m * r.segments + pair
+            if r.aimed[at] != NEVER:
+                kept[n] = r.aimed[at]
+                n += 1
+    bottom = landing.free + r.unlent
+    memmove(bottom + n, bottom, (landing.free_count - r.unlent) * sizeof(uint32_t))
+    memcpy(bottom, kept, n * sizeof(uint32_t))
+    landing.free_count += n
+
+
 cdef void prepare_message(ChannelState *s, int m, int *used) noexcept nogil:
     """Vectors of message `m`: aimed pairs, then the message's scratch for whatever is longer."""
     cdef ReceiveRing *r = &s.rx
@@ -87,7 +129,9 @@ cdef void prepare_message(ChannelState *s, int m, int *used) noexcept nogil:
     message.msg_control = r.ancillary + m * DBLP_CMSG_SPACE
     message.msg_controllen = DBLP_CMSG_SPACE
     message.msg_flags = 0
-    if r.aimed_slot >= 0:
+    if r.aimed_slot >= 0 and s.receive[r.aimed_slot].landing != NULL:
+        pairs = lend_places(s, m, vector)
+    elif r.aimed_slot >= 0:
         slot = &s.receive[r.aimed_slot]
         while pairs < r.segments:
             next = next_missing(slot, used[0])
@@ -136,6 +180,8 @@ cdef int take_aimed(
     cdef uint8_t *header
     cdef uint8_t *payload
     cdef ReceiveSlot *slot
+    cdef Landing *landing = s.receive[r.aimed_slot].landing
+    cdef uint32_t *aimed
     if size > segment and segment != s.datagram_bytes:
         return 0  # several datagrams of another size lie across the pairs
     for pair in range(pairs):
@@ -144,16 +190,20 @@ cdef int take_aimed(
         part = min(segment, size - done)
         header = <uint8_t *> vector[2 * pair].iov_base
         payload = <uint8_t *> vector[2 * pair + 1].iov_base
-        if part >= HEADER and header[0] & 15 == KIND_DATA:
-            if get32(header + 12) != r.aimed[m * r.segments + pair]:
+        aimed = &r.aimed[m * r.segments + pair]
+        if landing == NULL and part >= HEADER and header[0] & 15 == KIND_DATA:
+            if get32(header + 12) != aimed[0]:
                 break
         index = inspect(s, header, payload, part, now, &chunk)
         if index >= 0:
             slot = &s.receive[index]
-            if index != r.aimed_slot:
-                # Same chunk number of another round: its place is not a place of this batch.
-                memcpy(slot.base + <int64_t> chunk * s.chunk_bytes, payload, part - HEADER)
+            if index != r.aimed_slot or (landing != NULL and chunk + 1 == slot.count):
+                # Of another round, or a last chunk: its place is not a place of this batch.
+                memcpy(target_of(slot, chunk, s.chunk_bytes), payload, part - HEADER)
                 s.counters[C_MOVED] += 1
+            elif landing != NULL:
+                landing.place[chunk] = aimed[0]
+                aimed[0] = NEVER
             accept_chunk(s, slot, chunk)
         done += part
     return <int> done
@@ -178,9 +228,10 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
     # Preparing costs as much as an empty call: twice what came last time is enough.  A merged
     # message may be of any length: behind a short one the rest of a call is aimed wrongly.
     r.messages_count = min(BIG_MESSAGES if big else SMALL_MESSAGES, max(2, 2 * r.came))
-    if big and r.aimed_slot >= 0:
+    if big and r.aimed_slot >= 0 and s.receive[r.aimed_slot].landing == NULL:
         r.messages_count = 2
     used = <int> s.receive[r.aimed_slot].cursor if r.aimed_slot >= 0 else 0
+    r.lent = 0
     for m in range(r.messages_count):
         prepare_message(s, m, &used)
     got = recvmmsg(s.fd, r.messages, r.messages_count, MSG_DONTWAIT, NULL)
@@ -188,6 +239,9 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
     r.came = max(got, 0)
     if got <= 0:
         return 0
+    if r.lent:
+        s.receive[r.aimed_slot].landing.free_count -= r.lent
+        r.unlent = s.receive[r.aimed_slot].landing.free_count
     now = dblp_now_ns()
     wall = dblp_wall_ns()
     # A first wrong guess gathers all that is left of the batch before anything is moved.
@@ -220,7 +274,9 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
             if done < size:
                 take_segments(s, scratch + done, size - done, segment, arrival)
         else:
+            return_places(s)    # if none was left for this message, none was for a later one
             take_segments(s, scratch, size, segment, arrival)
+    return_places(s)
     r.merged += (16 * datagrams // got - r.merged) // 4
     if r.aimed_slot >= 0:
         r.miss = r.miss + 1 if scattered else 0
@@ -231,7 +287,7 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
 
 cdef void gather_rest(ChannelState *s, int first, int got) noexcept nogil:
     """Brings messages first … got-1 out of the destination into their scratch, each in one
-    piece."""
+    piece: nothing that they were aimed at is needed any more."""
     cdef int m
     cdef int64_t size
     for m in range(first, got):
@@ -239,3 +295,4 @@ cdef void gather_rest(ChannelState *s, int first, int got) noexcept nogil:
         if s.rx.messages[m].msg_hdr.msg_iovlen > 1 and size <= MAX_DATAGRAM:
             gather(&s.rx.messages[m].msg_hdr, s.rx.linear, size)
             memcpy(s.rx.scratch + <int64_t> m * MAX_DATAGRAM, s.rx.linear, size)
+    return_places(s)

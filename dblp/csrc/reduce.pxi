@@ -73,44 +73,53 @@ cdef void zero_chunk(ReducerState *r, uint32_t chunk) noexcept nogil:
     r.arrivals[chunk] = REDUCED
 
 
-cdef void reduce_chunk(
-    ReducerState *r, uint32_t chunk, const uint8_t **sources, int present,
+cdef inline const uint8_t *part_of(
+    const ReducerState *r, int source, uint32_t chunk,
 ) noexcept nogil:
-    """`sources` are the present sources' buffers (whole, not chunk) in rank order."""
+    """The source's part of a chunk that has arrived."""
+    return r.sources[source] + <int64_t> landed_at(&r.landings[source], chunk) * r.chunk_bytes
+
+
+cdef void reduce_chunk(
+    ReducerState *r, uint32_t chunk, const uint8_t **parts, int present,
+) noexcept nogil:
+    """`parts` are those of the present sources in rank order; none of them is read again."""
     cdef int64_t start = <int64_t> chunk * r.chunk_bytes
-    cdef const uint8_t *at[256]
     cdef int s
     if r.ready == r.limit:
         zero_chunk(r, chunk)
-        return
-    for s in range(present):
-        at[s] = sources[s] + start
-    dblp_mean(r.out + start, at, present, min(<int64_t> r.chunk_bytes, r.nbytes - start),
-              present if r.contributors else r.world, r.kind)
-    r.arrivals[chunk] = REDUCED
-    r.order[r.ready] = chunk
-    r.ready += 1
+    else:
+        dblp_mean(r.out + start, parts, present, min(<int64_t> r.chunk_bytes, r.nbytes - start),
+                  present if r.contributors else r.world, r.kind)
+        r.arrivals[chunk] = REDUCED
+        r.order[r.ready] = chunk
+        r.ready += 1
+    for s in range(r.world):
+        landing_clear(&r.landings[s], chunk)
 
 
 cdef inline void reducer_expect(
     const ReducerState *r, uint32_t chunk, const uint8_t *arriving,
 ) noexcept nogil:
     """The other sources' parts of a chunk whose last part is just arriving will be read next."""
-    cdef int64_t start = <int64_t> chunk * r.chunk_bytes
     cdef int s
     if chunk >= r.count or r.arrivals[chunk] + 1 != r.world:
         return
     for s in range(r.world):
         if r.sources[s] != NULL and r.sources[s] != arriving:
-            dblp_prefetch(r.sources[s] + start, r.chunk_bytes)
+            dblp_prefetch(part_of(r, s, chunk), r.chunk_bytes)
 
 
 cdef inline void reducer_arrive(ReducerState *r, uint32_t chunk) noexcept nogil:
+    cdef const uint8_t *parts[256]
+    cdef int s
     if r.arrivals[chunk] == REDUCED:
         return
     r.arrivals[chunk] += 1
     if r.arrivals[chunk] == r.world:
-        reduce_chunk(r, chunk, <const uint8_t **> r.sources, r.world)
+        for s in range(r.world):
+            parts[s] = part_of(r, s, chunk)
+        reduce_chunk(r, chunk, parts, r.world)
 
 
 cdef class Reducer:
@@ -127,8 +136,10 @@ cdef class Reducer:
             raise ValueError(f"chunk_bytes must be a positive multiple of 8, not {chunk_bytes}")
         self.pins = []
         self.state.nbytes = -1
+        self.state.world = world
         self.state.sources = <uint8_t **> calloc(world, sizeof(void *))
-        if self.state.sources == NULL:
+        self.state.landings = <Landing *> calloc(world, sizeof(Landing))
+        if self.state.sources == NULL or self.state.landings == NULL:
             raise MemoryError
         if out is not None:
             self.state.out = self.keep(out, True, "the result")
@@ -140,7 +151,6 @@ cdef class Reducer:
         if self.state.nbytes % _ITEM_BYTES[dtype]:
             raise ValueError(
                 f"{self.state.nbytes} bytes are not a whole number of {dtype} elements")
-        self.state.world = world
         self.state.contributors = contributors
         self.state.chunk_bytes = <uint32_t> chunk_bytes
         self.state.count = <uint32_t> ((self.state.nbytes + chunk_bytes - 1) // chunk_bytes)
@@ -153,6 +163,11 @@ cdef class Reducer:
             raise MemoryError
 
     def __dealloc__(self):
+        cdef int s
+        if self.state.landings != NULL:
+            for s in range(self.state.world):
+                landing_free(&self.state.landings[s])
+        free(self.state.landings)
         free(self.state.sources)
         free(self.state.arrivals)
 
@@ -164,6 +179,16 @@ cdef class Reducer:
             raise ValueError(f"{name} has {pin.size()} bytes, the others {self.state.nbytes}")
         self.pins.append(pin)
         return pin.data()
+
+    cdef Landing *land(self, int source, const uint8_t *buffer) except NULL:
+        """The chunks of a source are going to arrive in `buffer`, which must be its own."""
+        cdef Landing *landing = &self.state.landings[source]
+        if self.state.nbytes and self.state.sources[source] != buffer:
+            raise ValueError(f"the buffer is not that of source {source} of the reducer")
+        if landing.place != NULL:
+            raise ValueError(f"source {source} of the reducer is being received already")
+        landing_setup(landing, self.state.count)
+        return landing
 
     @property
     def count(self):
@@ -218,19 +243,19 @@ cdef class Reducer:
     cdef void complete(self, uint32_t chunk, const uint8_t **bits, bint skip) noexcept nogil:
         """Reduces one chunk from the sources that have it, unless it is ready; with `skip` one that
         no source has is zero, and nobody need follow it."""
-        cdef const uint8_t *sources[256]
+        cdef const uint8_t *parts[256]
         cdef int s, present = 0
         if self.state.arrivals[chunk] == REDUCED:
             return
         for s in range(self.state.world):
             if bits[s] == NULL or bit_is_set(bits[s], chunk):
-                sources[present] = self.state.sources[s]
+                parts[present] = part_of(&self.state, s, chunk)
                 present += 1
         if skip and present == 0:
             zero_chunk(&self.state, chunk)
             self.state.limit -= 1
         else:
-            reduce_chunk(&self.state, chunk, sources, present)
+            reduce_chunk(&self.state, chunk, parts, present)
 
     def finish(self, bitmaps, first=()):
         cdef int world = self.state.world, s

@@ -15,6 +15,7 @@ from tests.fastpath.implementations import both
 from tests.fastpath.sockets import Sockets, channels_on, send_batch, settle, udp_pair
 
 CHUNK_BYTES = 256
+COUNT, NBYTES = 201, 200 * CHUNK_BYTES + 40
 
 
 def batches(rng: random.Random, datagrams: list[bytes]) -> list[list[bytes]]:
@@ -32,18 +33,26 @@ def batches(rng: random.Random, datagrams: list[bytes]) -> list[list[bytes]]:
 class Transfer:
     """One receiving channel with a round of random content, and the peer's raw socket."""
 
-    def __init__(self, fastpath: ModuleType, sockets: Sockets, seed: int, aim: bool = True) -> None:
+    def __init__(
+        self,
+        fastpath: ModuleType,
+        sockets: Sockets,
+        seed: int,
+        aim: bool = True,
+        source: bytes | None = None,
+    ) -> None:
         self.rng = random.Random(seed)
         self.fastpath = fastpath
         self.peer = sockets[0]
         self.channel = channels_on(fastpath, sockets, CHUNK_BYTES)[1]
         self.datagrams = Datagrams(fastpath, TAG_B)
-        self.count = 201
-        self.nbytes = 200 * CHUNK_BYTES + 40
-        self.source = self.rng.randbytes(self.nbytes)
+        self.count, self.nbytes = COUNT, NBYTES
+        self.source = self.rng.randbytes(self.nbytes) if source is None else source
         self.buffer, self.bitmap = bytearray(self.nbytes), bitmap_for(self.nbytes, CHUNK_BYTES)
-        self.slot = self.channel.open_receive(0, 7, self.buffer, self.bitmap, aim=aim)
         self.sent = 0
+        self.slot = -1
+        if source is None:
+            self.slot = self.channel.open_receive(0, 7, self.buffer, self.bitmap, aim=aim)
 
     def chunk(self, index: int) -> bytes:
         payload = self.source[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
@@ -56,6 +65,39 @@ class Transfer:
             if self.sent % 120 > 80:
                 settle(self.fastpath, self.channel, self.sent)
         settle(self.fastpath, self.channel, self.sent)
+
+    def with_noise(
+        self, foreign: Datagrams, disorder: float
+    ) -> tuple[list[bytes], set[int], list[bytes]]:
+        """All chunks but some, among all else that may come: the datagrams, the chunks, and the
+        control frames."""
+        rng, datagrams = self.rng, self.datagrams
+        order = sorted(range(self.count), key=lambda index: index + rng.random() * disorder)
+        sequence: list[bytes] = []
+        expected, controls = set(), []
+        for index in order:
+            draw = rng.random()
+            noise = rng.randbytes(CHUNK_BYTES)
+            if draw < 0.05:
+                continue
+            if draw < 0.10:
+                sequence.append(datagrams.data(noise, chunk=index, round=6))
+            elif draw < 0.15:
+                flipped = bytearray(self.chunk(index))
+                flipped[rng.randrange(24, len(flipped))] ^= 1
+                sequence.append(bytes(flipped))
+            elif draw < 0.20:
+                sequence.append(foreign.data(noise, chunk=index))
+            elif draw < 0.25:
+                controls.append(rng.randbytes(rng.randrange(CHUNK_BYTES + 1)))
+                sequence.append(datagrams.control(controls[-1]))
+            elif draw < 0.30:
+                sequence += [datagrams.credit(0, 1)] * rng.randrange(1, 4)
+            sequence.append(self.chunk(index))
+            expected.add(index)
+            if draw > 0.9:
+                sequence.append(self.chunk(rng.choice(sorted(expected))))
+        return sequence, expected, controls
 
     def check(self, expected: set[int]) -> None:
         missing = self.fastpath.bitmap_missing(self.bitmap, self.count).tolist()
@@ -96,33 +138,7 @@ def test_anything_inside_a_batch(fastpath: ModuleType, seed: int, aim: bool) -> 
     """Disorder, gaps, duplicates, corruption, replays, foreign datagrams, control and credit."""
     with udp_pair() as sockets:
         transfer = Transfer(fastpath, sockets, seed, aim)
-        rng, datagrams = transfer.rng, transfer.datagrams
-        foreign = Datagrams(fastpath, TAG_A)
-        order = sorted(range(transfer.count), key=lambda index: index + rng.random() * 3 * seed)
-        sequence: list[bytes] = []
-        expected, controls = set(), []
-        for index in order:
-            draw = rng.random()
-            noise = rng.randbytes(CHUNK_BYTES)
-            if draw < 0.05:
-                continue
-            if draw < 0.10:
-                sequence.append(datagrams.data(noise, chunk=index, round=6))
-            elif draw < 0.15:
-                flipped = bytearray(transfer.chunk(index))
-                flipped[rng.randrange(24, len(flipped))] ^= 1
-                sequence.append(bytes(flipped))
-            elif draw < 0.20:
-                sequence.append(foreign.data(noise, chunk=index))
-            elif draw < 0.25:
-                controls.append(rng.randbytes(rng.randrange(CHUNK_BYTES + 1)))
-                sequence.append(datagrams.control(controls[-1]))
-            elif draw < 0.30:
-                sequence += [datagrams.credit(0, 1)] * rng.randrange(1, 4)
-            sequence.append(transfer.chunk(index))
-            expected.add(index)
-            if draw > 0.9:
-                sequence.append(transfer.chunk(rng.choice(sorted(expected))))
+        sequence, expected, controls = transfer.with_noise(Datagrams(fastpath, TAG_A), 3 * seed)
         transfer.send(sequence)
         assert transfer.channel.take_control() == controls
         counters = transfer.channel.counters()

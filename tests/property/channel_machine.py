@@ -34,9 +34,11 @@ class Machine:
         ]
         self.wires: list[list[bytes]] = [[], []]
         self.seen: list[bytes] = []
-        self.receiving: list[tuple[int, int, bytearray, bytearray]] = []
+        self.receiving: list[tuple[int, int, bytearray | None, bytearray]] = []
+        """Side, slot, buffer (None: a reducer's, whose chunks may lie anywhere in it), bits."""
         self.sending: list[tuple[int, int, int]] = []
-        self.reducers: list[Any] = []
+        self.reducers: list[tuple[Any, bytearray, bytearray]] = []
+        """Each with its mean and the bits of its only source."""
         self.now = 0
 
     def run(self, step: tuple[str, int, int, int]) -> Any:
@@ -62,7 +64,7 @@ class Machine:
             (
                 self.channels[side].accepted(slot),
                 self.channels[side].duplicates(slot),
-                bytes(buffer),
+                buffer and bytes(buffer),
                 bytes(bits),
             )
             for side, slot, buffer, bits in self.receiving
@@ -71,22 +73,24 @@ class Machine:
             (self.channels[side].pending(slot), self.channels[side].sent(slot))
             for side, slot, _ in self.sending
         ]
-        reducers = [reducer.ready_indices()[: reducer.ready].tolist() for reducer in self.reducers]
+        reducers = [
+            (reducer.ready_indices()[: reducer.ready].tolist(), bytes(mean))
+            for reducer, mean, _ in self.reducers
+        ]
         return channels, receiving, sending, reducers
 
     def do_open_receive(self, a: int, b: int, c: int) -> int:
         side, nbytes = a % 2, self.SIZES[b % len(self.SIZES)]
         buffer, bits = bytearray(nbytes), bitmap_for(nbytes)
-        reducer = None
+        reducer, mean = None, bytearray(nbytes)
         if c % 3 == 0:
-            out = bytearray(nbytes)
-            reducer = self.module.Reducer(out, [buffer], CHUNK_BYTES, "float16")
+            reducer = self.module.Reducer(mean, [buffer], CHUNK_BYTES, "float16")
         slot = self.channels[side].open_receive(
             a % 3, self.ROUNDS[c % len(self.ROUNDS)], buffer, bits, aim=bool(b % 5), reducer=reducer
         )
-        self.receiving.append((side, slot, buffer, bits))
+        self.receiving.append((side, slot, buffer if reducer is None else None, bits))
         if reducer is not None:
-            self.reducers.append(reducer)
+            self.reducers.append((reducer, mean, bits))
         return slot
 
     def do_close_receive(self, a: int, b: int, c: int) -> None:
@@ -119,13 +123,14 @@ class Machine:
     def do_follow(self, a: int, b: int, c: int) -> None:
         if self.sending and self.reducers:
             side, slot, _ = self.sending[a % len(self.sending)]
-            self.channels[side].follow(slot, self.reducers[b % len(self.reducers)])
+            self.channels[side].follow(slot, self.reducers[b % len(self.reducers)][0])
 
     def do_finish(self, a: int, b: int, c: int) -> list[int]:
         if not self.reducers:
             return []
-        bitmap = random.Random(b).randbytes(4)
-        return self.reducers[a % len(self.reducers)].finish([bitmap]).tolist()
+        reducer, _, bits = self.reducers[a % len(self.reducers)]
+        kept = random.Random(b).randbytes(len(bits))  # of what has come, not all may count
+        return reducer.finish([bytes(x & y for x, y in zip(bits, kept, strict=True))]).tolist()
 
     def do_cancel(self, a: int, b: int, c: int) -> int:
         if not self.sending:

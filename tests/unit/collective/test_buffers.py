@@ -7,9 +7,10 @@ import pytest
 from dblp.collective.buffers import ALIGNMENT_BYTES, BufferPool
 
 
+@pytest.mark.parametrize("touched", [True, False])
 @pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 1_000_003])
-def test_a_buffer_is_writable_aligned_and_of_the_asked_size(nbytes: int) -> None:
-    buffer = BufferPool().acquire(nbytes)
+def test_a_buffer_is_writable_aligned_and_of_the_asked_size(nbytes: int, touched: bool) -> None:
+    buffer = BufferPool().acquire(nbytes, touched=touched)
     assert buffer.nbytes == nbytes
     assert buffer.flags.writeable and buffer.flags.c_contiguous
     assert nbytes == 0 or buffer.ctypes.data % ALIGNMENT_BYTES == 0
