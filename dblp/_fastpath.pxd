@@ -77,6 +77,7 @@ cdef struct Landing:            # where the chunks of one source lie; see landin
                                # NULL: every chunk lies at its own place
     uint32_t *free             # unused places, the next one to use last
     uint32_t free_count
+    uint32_t arrived           # chunks of this source so far
 
 cdef struct ReducerState:
     uint8_t *out
@@ -206,6 +207,7 @@ cdef struct ChannelState:
     uint32_t window
     uint64_t cwnd
     bint window_limited         # the congestion window has held chunks back
+    bint told_ahead             # the newest credit said so
     bint tail_lost              # a credit said so of the newest in flight
     double pacing_rate
     int64_t next_send_ns

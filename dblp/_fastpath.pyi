@@ -293,6 +293,10 @@ class Channel:
     def take_lost(self) -> int:
         """Datagrams newly known to be lost, as far as credits tell; what was overtaken counts until
         it arrives, and what arrives twice makes up for one that was lost."""
+    @property
+    def told_ahead(self) -> bool:
+        """The newest credit said that this sender is ahead of others whose chunks go into the same
+        mean."""
     def take_tail_lost(self) -> bool:
         """Whether, since the last call, a credit that was asked for said that the newest datagrams
         in flight were lost."""

@@ -34,6 +34,7 @@ cdef enum:
     KIND_HELLO = 3
     FLAG_REQUEST = 1
     FLAG_UNTIMED = 2
+    FLAG_AHEAD = 4
     MAX_DATAGRAM = 65536
 
 # No such chunk, no such count; also the checksum's initial state.

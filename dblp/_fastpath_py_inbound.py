@@ -10,6 +10,7 @@ from ._fastpath_py_reducer import Reducer
 from ._fastpath_py_slots import Outcome, ReceiveSlot, extend_serially
 from ._fastpath_py_state import HOST_DELAY_UNIT_NS, ChannelState, check_round
 from .wire import (
+    FLAG_CREDIT_AHEAD,
     FLAG_CREDIT_REQUEST,
     FLAG_CREDIT_UNTIMED,
     HEADER,
@@ -54,7 +55,7 @@ class ReceivingChannel(ChannelState):
             reducer.nbytes != place.size or reducer.chunk_bytes != self.chunk_bytes
         ):
             raise ValueError("the reducer's chunks are not those of this buffer")
-        slot = ReceiveSlot(stream, round, place, bits, self.chunk_bytes, reducer)
+        slot = ReceiveSlot(stream, round, place, bits, self.chunk_bytes, reducer, source)
         self._receiving.check_free(slot)
         if reducer is not None:
             reducer.land(source, place)
@@ -185,6 +186,7 @@ class ReceivingChannel(ChannelState):
             self._credit_due = True
             return
         self._counters["credits_received"] += 1
+        self.told_ahead = bool(flags & FLAG_CREDIT_AHEAD)
         seen = min(extend_serially(self.acknowledged, round, 32), self.sent_sequence)
         if not flags & FLAG_CREDIT_UNTIMED:  # Karn's rule
             self._round_trips.covered(seen, now_ns, held_ns)

@@ -12,7 +12,14 @@ from ._fastpath_py_reducer import Reducer
 from ._fastpath_py_slots import TransmitSlot
 from ._fastpath_py_socket import MAX_BATCH_BYTES, MAX_SEGMENTS, Datagram
 from ._fastpath_py_state import HOST_DELAY_UNIT_NS, LOW_32, ChannelState, check_round
-from .wire import FLAG_CREDIT_REQUEST, FLAG_CREDIT_UNTIMED, HEADER_BYTES, KIND_CREDIT, KIND_DATA
+from .wire import (
+    FLAG_CREDIT_AHEAD,
+    FLAG_CREDIT_REQUEST,
+    FLAG_CREDIT_UNTIMED,
+    HEADER_BYTES,
+    KIND_CREDIT,
+    KIND_DATA,
+)
 
 FULL_SOCKET_NS = 1_000_000
 """The pump waits for a full socket, an event loop has to look again."""
@@ -178,6 +185,8 @@ class SendingChannel(ChannelState):
     def _take_credit(self, now_ns: int) -> bytes:
         """The credit that is due; its stream field says how long this host had the newest DATA."""
         flags = FLAG_CREDIT_UNTIMED if self._newest_arrival_ns is None else 0
+        if self._receiving.sender_is_ahead():
+            flags |= FLAG_CREDIT_AHEAD
         self._credit_due = False
         self._drained_since_credit = 0
         self._counters["credits_sent"] += 1

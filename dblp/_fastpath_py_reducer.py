@@ -154,7 +154,7 @@ class Reducer:
         self._ready = 0
         self.limit = self.count
         """Chunks that may become ready; see `set_limit` and `finish`."""
-        self._received: set[int] = set()
+        self._arrived: dict[int, int] = {}
 
     @property
     def ready(self) -> int:
@@ -169,9 +169,18 @@ class Reducer:
         own = self._sources[source]
         if self.nbytes and (own is None or own.ctypes.data != buffer.ctypes.data):
             raise ValueError(f"the buffer is not that of source {source} of the reducer")
-        if source in self._received:
+        if source in self._arrived:
             raise ValueError(f"source {source} of the reducer is being received already")
-        self._received.add(source)
+        self._arrived[source] = 0
+
+    def arrive_from(self, source: int, index: int) -> None:
+        """Chunk `index` (in range) of a source has landed."""
+        self._arrived[source] += 1
+        self.arrive_one(index)
+
+    def is_ahead(self, source: int, by: int) -> bool:
+        """More than `by` chunks of this source have arrived beyond those of the slowest."""
+        return self._arrived[source] - min(self._arrived.values()) > by
 
     def ready_indices(self) -> Array:
         """uint32 indices of the reduced chunks in order of becoming ready; zeros to `count`."""

@@ -19,6 +19,9 @@ MAX_SLOTS = 256
 BURST_BYTES = 64 * 1024
 """Most bytes that a paced channel may send at once: one GSO batch."""
 
+AHEAD_BYTES = 64 * 1024
+"""Lead of a sender over the slowest from which on it is told."""
+
 PACED_BURST_NS = 250_000
 """A paced burst is what the rate sends in this time."""
 
@@ -61,6 +64,7 @@ class ReceiveSlot:
         bitmap: Bytes,
         chunk_bytes: int,
         reducer: Reducer | None,
+        source: int,
     ) -> None:
         self.stream = stream
         self.round = round
@@ -72,6 +76,12 @@ class ReceiveSlot:
         self._bitmap = bitmap
         self._chunk_bytes = chunk_bytes
         self._reducer = reducer
+        self._source = source
+
+    def is_ahead(self) -> bool:
+        """This sender is ahead of others whose chunks go into the same mean."""
+        by = AHEAD_BYTES // self._chunk_bytes
+        return self._reducer is not None and self._reducer.is_ahead(self._source, by)
 
     def place(self, index: int, payload: memoryview) -> Outcome:
         """Copies a verified chunk into its place, once."""
@@ -85,7 +95,7 @@ class ReceiveSlot:
         place[:] = np.frombuffer(payload, np.uint8)
         self.accepted += 1
         if self._reducer is not None:
-            self._reducer.arrive_one(index)
+            self._reducer.arrive_from(self._source, index)
         return Outcome.ACCEPTED
 
     def size_of(self, index: int) -> int:
@@ -107,6 +117,7 @@ class ReceiveTable:
         self._slots: dict[int, ReceiveSlot] = {}
         self._by_round: dict[tuple[int, int], int] = {}
         self._newest: dict[int, int] = {}
+        self._last: ReceiveSlot | None = None
 
     def __getitem__(self, slot: int) -> ReceiveSlot:
         if slot not in self._slots:
@@ -132,11 +143,20 @@ class ReceiveTable:
 
     def close(self, slot: int) -> None:
         closed = self[slot]
+        if closed is self._last:
+            self._last = None
         del self._slots[slot], self._by_round[closed.stream, closed.round]
 
     def find(self, stream: int, round: int) -> ReceiveSlot | None:
         number = self._by_round.get((stream, round))
-        return None if number is None else self._slots[number]
+        if number is None:
+            return None
+        self._last = self._slots[number]
+        return self._last
+
+    def sender_is_ahead(self) -> bool:
+        """In the round that was found last."""
+        return self._last is not None and self._last.is_ahead()
 
     def is_stale(self, stream: int, round: int) -> bool:
         """Of a round without a slot: whether it is over (True) or yet to come (False)."""

@@ -100,6 +100,9 @@ class ChannelState:
         self._has_new_work = False
         self._window_limited = False
         self._tail_lost = False
+        self.told_ahead = False
+        """The newest credit said that this sender is ahead of others whose chunks go into the same
+        mean."""
         self._requests_unanswered = 0
         self._hasty = False
 

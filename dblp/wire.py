@@ -40,6 +40,10 @@ FLAG_CREDIT_UNTIMED = 2
 """On KIND_CREDIT: the newest sequence is known from a probe or a request, not from an arrival: no
 round-trip sample."""
 
+FLAG_CREDIT_AHEAD = 4
+"""On KIND_CREDIT: the receiver has more from this sender than from the slowest of those whose
+chunks go into the same mean: it should yield."""
+
 IP_UDP_OVERHEAD = {4: 28, 6: 48}
 """Bytes of IP and UDP header per datagram, by IP version."""
 

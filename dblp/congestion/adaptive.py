@@ -53,6 +53,10 @@ STEP_MINIMUM = 8.0
 """Smallest step, in datagrams of 1,472 bytes.  A sender whose path loses more by itself, beside
 others whose does not, keeps this part of its share."""
 
+AHEAD_SHARE = 0.5
+"""Part of its step that a sender takes which is ahead of the others.  Windows are in proportion to
+the steps, so those gain on it; where it shares no queue with them nothing holds it back."""
+
 STEP_RECOVERY = 1 / 64
 """By how much of itself the full step grows back per round trip."""
 
@@ -107,6 +111,9 @@ class AdaptiveWindowControl:
     buffer become equal (as windows do by AIMD).  Loss without a queue does not change the step, and
     as the window still follows the delay, the path stays full.
 
+    The receiver needs the same of all whose data goes into one mean, and the slowest ends the
+    round.  So a sender that is ahead of others, as the receiver tells it, takes half of its step.
+
     Two rules are there for bursts.  The window is never much more than what the delivery rate
     fills in the target delay: a sender that was limited by its own work would double it without
     end.  And where the path has a queue, the window is spread over time: three bursts of one GSO
@@ -144,6 +151,7 @@ class AdaptiveWindowControl:
         self._lost = 0
         self._filled = False  # of the last round trip: not just for a moment
         self._loses = False  # more than an overflow's share of it
+        self._yields = False  # to those who are behind
         self._hurry = True
         self._careful_until = 0.0
         self._losing_until = 0.0
@@ -189,6 +197,7 @@ class AdaptiveWindowControl:
         self._loses = self._lost > OVERFLOW_SHARE * datagrams
         self._hurry = self._limited or delay > self.target_delay_s
         self._fit_step(delay)
+        self._yields = feedback.ahead
         self._adapt(delay, feedback.now)
         self._pace(delay)
         self._round_end = feedback.sent
@@ -242,7 +251,7 @@ class AdaptiveWindowControl:
 
     def _adapt(self, delay: float, now: float) -> None:
         target = self.target_delay_s
-        step = self._step
+        step = AHEAD_SHARE * self._step if self._yields else self._step
         recovered = 0.0 < self._losing_until <= now
         if recovered:
             self._losing_until = 0.0

@@ -40,6 +40,8 @@ class Feedback:
     tail_lost: bool
     """The newest of what was in flight is known to be lost: the sender stood still until it had
     asked."""
+    ahead: bool = False
+    """The receiver has more from this sender than from others whose data it needs as well."""
 
 
 class CongestionControl(Protocol):

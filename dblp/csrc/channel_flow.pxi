@@ -118,6 +118,10 @@ cdef class _ChannelFlow:
         self.state.window_limited = False
         return limited
 
+    @property
+    def told_ahead(self):
+        return bool(self.state.told_ahead)
+
     def take_tail_lost(self):
         lost = bool(self.state.tail_lost)
         self.state.tail_lost = False

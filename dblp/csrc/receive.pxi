@@ -76,6 +76,8 @@ cdef inline void accept_chunk(ChannelState *s, ReceiveSlot *slot, uint32_t chunk
     """The chunk's verified bytes are in place."""
     slot.bits[chunk >> 3] |= 1 << (chunk & 7)
     slot.accepted += 1
+    if slot.landing != NULL:
+        slot.landing.arrived += 1
     slot.cursor = (chunk if slot.order == NULL else slot.place[chunk]) + 1
     s.counters[C_ACCEPTED] += 1
     if slot.reducer != NULL:
@@ -95,6 +97,7 @@ cdef void handle_credit(ChannelState *s, const uint8_t *header, int64_t now) noe
         s.credit_due = True
         return
     s.counters[C_CREDITS_RECEIVED] += 1
+    s.told_ahead = header[1] & FLAG_AHEAD
     s.last_progress_ns = now
     sequence = min(extend32(s.acknowledged, get32(header + 8)), s.sent_sequence)
     lost = header[1] & FLAG_UNTIMED and sequence > s.acknowledged

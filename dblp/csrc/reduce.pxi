@@ -122,6 +122,16 @@ cdef inline void reducer_arrive(ReducerState *r, uint32_t chunk) noexcept nogil:
         reduce_chunk(r, chunk, parts, r.world)
 
 
+cdef bint is_ahead(const ReducerState *r, const Landing *landing, int64_t by) noexcept nogil:
+    """More than `by` chunks of this source have arrived beyond those of the slowest."""
+    cdef uint32_t least = landing.arrived
+    cdef int s
+    for s in range(r.world):
+        if r.landings[s].place != NULL:
+            least = min(least, r.landings[s].arrived)
+    return landing.arrived - least > by
+
+
 cdef class Reducer:
     cdef ReducerState state
     cdef list pins

@@ -12,6 +12,7 @@ cdef enum:
     MAX_SEGMENTS = 64          # UDP_MAX_SEGMENTS of every kernel that knows GSO
     MAX_GSO_BYTES = 65000      # below 65,535 less IP and UDP headers
     BURST_BYTES = 65536        # longest paced burst
+    AHEAD_BYTES = 65536        # lead of a sender over the slowest from which on it is told
     PACED_BURST_NS = 250_000   # a paced burst is what the rate sends in this time: 40 KB at 1 Gb/s
     PACING_DEBT_NS = 1_000_000 # a turn that comes late is made up for, by at most this much
 
@@ -272,6 +273,13 @@ cdef void send_failed(ChannelState *s) noexcept nogil:
         s.send_full = True
 
 
+cdef inline bint sender_is_ahead(const ChannelState *s) noexcept nogil:
+    """In the round of the last datagram, of those whose chunks go into the same mean."""
+    cdef const ReceiveSlot *slot = &s.receive[s.receive_hint]
+    return (s.receive_count > 0 and slot.in_use and slot.landing != NULL
+            and is_ahead(slot.reducer, slot.landing, AHEAD_BYTES // s.chunk_bytes))
+
+
 cdef void credit_datagram(
     ChannelState *s, bint request, uint8_t *header, int64_t now,
 ) noexcept nogil:
@@ -279,6 +287,8 @@ cdef void credit_datagram(
     cdef uint32_t limit = 0 if request else <uint32_t> (seen + s.window)
     cdef int flags = FLAG_REQUEST if request else 0 if s.timed else FLAG_UNTIMED
     cdef int64_t held = 0
+    if not request and sender_is_ahead(s):
+        flags |= FLAG_AHEAD
     if s.timed and not request:
         held = min(max(now - s.newest_arrival_ns, 0) // HOST_DELAY_UNIT_NS, 65535)
     write_header(

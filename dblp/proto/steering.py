@@ -45,6 +45,7 @@ class Steering:
                     window_limited=limited,
                     lost=channel.take_lost(),
                     tail_lost=tail_lost,
+                    ahead=channel.told_ahead,
                 )
             )
             self._apply()

@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from dblp import wire
 from tests.fastpath.channels import TAG_A, TAG_B, Datagrams, bitmap_for
 from tests.fastpath.implementations import AVAILABLE, both, twins
 from tests.fastpath.sockets import settle, udp_pair
@@ -141,6 +142,54 @@ def test_chunks_by_tcp_and_zeros_among_the_others(fastpath: ModuleType) -> None:
             transfer.send([transfer.chunk(chunk) for chunk in range(COUNT)])
         assert uplinks.reducer.ready == COUNT
         uplinks.finish([set(range(COUNT))] * WORLD)
+
+
+@both
+def test_a_sender_that_is_ahead_of_the_slowest_is_told(fastpath: ModuleType) -> None:
+    """By more than 64 KiB, of those whose chunks go into the same mean."""
+    count, lead = 600, 65536 // CHUNK_BYTES
+    payload = bytes(CHUNK_BYTES)
+    gradients = [bytearray(count * CHUNK_BYTES) for _ in range(WORLD)]
+    # The last source comes as a whole (`Reducer.provide`): nobody has to wait for it.
+    reducer = fastpath.Reducer(
+        bytearray(count * CHUNK_BYTES), [*gradients[:2], None], CHUNK_BYTES, "float32"
+    )
+    channels = []
+    for source in range(2):
+        channel = fastpath.Channel(-1, send_tag=TAG_A, recv_tag=TAG_B, chunk_bytes=CHUNK_BYTES)
+        bits = bitmap_for(count * CHUNK_BYTES, CHUNK_BYTES)
+        channel.open_receive(0, 7, gradients[source], bits, reducer=reducer, source=source)
+        channels.append(channel)
+    senders = [Datagrams(fastpath, TAG_B) for _ in channels]
+
+    def flags_after(source: int, chunks: range) -> int:
+        data = [senders[source].data(payload, chunk=chunk) for chunk in chunks]
+        channels[source].ingest(data, 0)
+        (credit,) = channels[source].collect(0, 0)
+        return int(fastpath.parse_datagram(credit)[1])
+
+    assert flags_after(0, range(lead)) == 0
+    assert flags_after(0, range(lead, lead + 1)) == wire.FLAG_CREDIT_AHEAD
+    assert flags_after(1, range(1)) == 0
+    assert flags_after(0, range(lead, lead + 1)) == 0  # again: nothing new
+    assert flags_after(1, range(1, 2 * lead + 1)) == 0
+    assert flags_after(1, range(2 * lead + 1, 2 * lead + 2)) == wire.FLAG_CREDIT_AHEAD
+    channels[1].close_receive(0)
+    channels[1].ingest([senders[1].request(99999)], 0)
+    (credit,) = channels[1].collect(0, 0)
+    assert fastpath.parse_datagram(credit)[1] & wire.FLAG_CREDIT_AHEAD == 0
+    reducer.provide(2, bytes(count * CHUNK_BYTES))
+
+
+@both
+def test_a_credit_tells_a_sender_that_it_is_ahead(fastpath: ModuleType) -> None:
+    channel = fastpath.Channel(-1, send_tag=TAG_A, recv_tag=TAG_B, chunk_bytes=CHUNK_BYTES)
+    seen = []
+    for flags in (0, wire.FLAG_CREDIT_AHEAD, 0):
+        seen.append(channel.told_ahead)
+        credit = fastpath.pack_datagram(wire.KIND_CREDIT, flags, 0, 0, 0, 10, TAG_B, b"")
+        channel.ingest([credit], 0)
+    assert [*seen, channel.told_ahead] == [False, False, True, False]
 
 
 @both

@@ -56,6 +56,7 @@ class Machine:
                 channel.received_sequence,
                 channel.blocked(),
                 channel.reached(),
+                channel.told_ahead,
                 channel.next_deadline_ns(self.now),
             )
             for channel in self.channels

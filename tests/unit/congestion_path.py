@@ -24,14 +24,18 @@ class Path:
         sent: int | None = None,
         lost: int = 0,
         hosts_s: float = 0.0,
+        ahead: bool = False,
     ) -> None:
         """`count` round trips of this delay, with `sent` datagrams each (None: the window), of
-        which `lost` do not arrive; the hosts hold datagrams and credits for `hosts_s` besides."""
+        which `lost` do not arrive; the hosts hold datagrams and credits for `hosts_s` besides.
+        `ahead`: the receiver says that others are behind."""
         for _ in range(count):
             smallest_s = min(delay_s, BASE_S) if self.sent == 0 else delay_s
             self.sent += self.control.window if sent is None else sent
             self.now += delay_s + hosts_s
-            self.credit(self.sent, delay_s, limited=limited, lost=lost, smallest_s=smallest_s)
+            self.credit(
+                self.sent, delay_s, limited=limited, lost=lost, smallest_s=smallest_s, ahead=ahead
+            )
 
     def credit(
         self,
@@ -41,6 +45,7 @@ class Path:
         limited: bool = True,
         lost: int = 0,
         smallest_s: float | None = None,
+        ahead: bool = False,
     ) -> None:
         """News of all up to `acknowledged`, now."""
         self.control.on_feedback(
@@ -54,6 +59,7 @@ class Path:
                 window_limited=limited,
                 lost=lost,
                 tail_lost=False,
+                ahead=ahead,
             )
         )
 

@@ -262,3 +262,26 @@ def test_within_a_host_there_is_no_queue_to_keep_short() -> None:
     wanted = AdaptiveWindow(within_host=True)
     assert within_host(wanted) is wanted
     assert within_host(FixedRate(1e9)) == FixedRate(1e9)
+
+
+def test_who_is_ahead_yields_where_there_is_a_queue_and_only_there() -> None:
+    """Windows are in proportion to the steps: the others have twice as much of the queue."""
+    queued, idle = [], []
+    for ahead in (False, True):
+        path = Path(AdaptiveWindow())
+        path.rounds(200, 0.001, ahead=ahead)
+        queued.append(path.control.window)
+        path = Path(AdaptiveWindow())
+        path.rounds(200, BASE_S, ahead=ahead)
+        idle.append(path.control.window)
+    assert queued[1] == pytest.approx(queued[0] / 2, rel=0.1)
+    assert idle[0] == idle[1]
+
+
+def test_who_was_ahead_has_its_share_again_soon() -> None:
+    path = Path(AdaptiveWindow())
+    path.rounds(200, 0.001)
+    share = path.control.window
+    path.rounds(200, 0.001, ahead=True)
+    path.rounds(20, 0.001)
+    assert path.control.window > 0.95 * share

@@ -40,6 +40,7 @@ def test_everything_that_the_channel_knows_is_told_once() -> None:
         take_window_limited=lambda: True,
         take_tail_lost=lambda: False,
         take_lost=lambda: 2,
+        told_ahead=True,
     )
     config = TransportConfig(congestion=recorder)
     steering = Steering(channel, config, RttEstimate())  # type: ignore[arg-type]
@@ -48,7 +49,7 @@ def test_everything_that_the_channel_knows_is_told_once() -> None:
     assert recorder.told == [
         Feedback(
             now=1.0, path_delay_s=45 * 1e-9, smallest_delay_s=40 * 1e-9, samples=3, sent=9,
-            acknowledged=7, window_limited=True, lost=2, tail_lost=False,
+            acknowledged=7, window_limited=True, lost=2, tail_lost=False, ahead=True,
         )
     ]  # fmt: skip
     assert steering.due == 1.5
