@@ -38,7 +38,7 @@ accepted duplicate stale future foreign corrupt malformed truncated
 control_received control_sent credits_sent credits_received
 credit_requests_sent credit_requests_received
 injected_loss moved gso_fallbacks kernel_drops
-(`moved`: chunks that were not received straight into their place but copied there.)
+(`moved`: chunks that were not received straight into a place but copied there.)
 """
 
 def crc32c(data: _BufferLike, value: int = 0) -> int:
@@ -221,11 +221,12 @@ class Channel:
         (≥ (count+7)//8 writable zeroed bytes).  Both are pinned until close_receive.  aim:
         datagrams may be received straight into places not yet received (a wrong guess is moved; the
         place of a missing chunk may hold garbage: zero_missing after close).  With aim=False only
-        verified chunks ever touch the buffer.  reducer: `buffer` is that of its source `source`,
-        once; a chunk may then lie anywhere in it until it is reduced.  Returns a slot number;
-        ValueError when (stream, round) is open already, sizes do not fit, the buffer is not the
-        reducer's or no slot is free.  Two rounds of one stream may be open at once.  A zero-length
-        buffer is fine (count 0)."""
+        verified chunks ever touch the buffer.  reducer: `buffer` must be that of its source
+        `source`, which can be received once.  A chunk may then lie anywhere in it until it is
+        reduced: its contents are nobody else's business, nor zero_missing's.  Returns a slot
+        number; ValueError when (stream, round) is open already, sizes do not fit, the buffer is not
+        the source's, the source was received already or no slot is free.  Two rounds of one stream
+        may be open at once.  A zero-length buffer is fine (count 0)."""
     def set_aim(self, slot: int, aim: bool) -> None: ...
     def expect(self, slot: int, order: npt.ArrayLike) -> None:
         """Chunks will come in this order (indices, each at most once), and are aimed for

@@ -3,12 +3,13 @@
 A fresh 100 MB array costs a page fault per 4 KiB when it is first written, which is milliseconds in
 the middle of a round.  The pool pays once, outside the hot path: its buffers are written to when
 they are made, and go from round to round afterwards.  Those of which little is usually used may be
-left untouched.
+left untouched, and are kept apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,15 @@ ALIGNMENT_BYTES = 64
 
 RETAIN_BYTES = 64 << 20
 """Idle bytes that are always kept; below this it is not worth giving memory back."""
+
+
+Buffer: TypeAlias = npt.NDArray[np.uint8]
+
+
+class _Kind(NamedTuple):
+    nbytes: int
+    touched: bool
+    """All of its pages are mapped."""
 
 
 class BufferPool:
@@ -44,8 +54,8 @@ class BufferPool:
     )
 
     def __init__(self, *, retain_bytes: int = RETAIN_BYTES) -> None:
-        self._idle: dict[int, list[npt.NDArray[np.uint8]]] = {}  # oldest use first
-        self._in_use: dict[int, npt.NDArray[np.uint8]] = {}  # by id()
+        self._idle: dict[_Kind, list[Buffer]] = {}  # oldest use first
+        self._in_use: dict[int, tuple[_Kind, Buffer]] = {}  # by id()
         self._idle_bytes = 0
         self._in_use_bytes = 0
         self._peak_bytes = 0
@@ -55,20 +65,21 @@ class BufferPool:
 
     # --- commands ---------------------------------------------------------------------------
 
-    def acquire(self, nbytes: int, *, touched: bool = True) -> npt.NDArray[np.uint8]:
+    def acquire(self, nbytes: int, *, touched: bool = True) -> Buffer:
         """A contiguous writable buffer of `nbytes` bytes, contents unspecified.
 
-        With `touched` a new one is written to at once.  Raises MemoryError when the machine has not
-        got it.
+        With `touched` all of it has been written to; without, an untouched one is taken first.
+        Raises MemoryError when the machine has not got it.
         """
-        idle = self._idle.get(nbytes)
-        if idle:
+        wanted = (_Kind(nbytes, True),) if touched else (_Kind(nbytes, False), _Kind(nbytes, True))
+        kind = next((kind for kind in wanted if self._idle.get(kind)), wanted[0])
+        if idle := self._idle.get(kind):
             buffer = idle.pop()
             self._idle_bytes -= nbytes
         else:
-            buffer = _aligned(nbytes, touched=touched)
+            buffer = _aligned(kind)
             self.allocations += 1
-        self._in_use[id(buffer)] = buffer
+        self._in_use[id(buffer)] = (kind, buffer)
         self._in_use_bytes += nbytes
         self._peak_bytes = max(self._peak_bytes, self._in_use_bytes)
         return buffer
@@ -82,16 +93,17 @@ class BufferPool:
         for buffer in made:
             self.release(buffer)
 
-    def release(self, buffer: npt.NDArray[np.uint8]) -> None:
+    def release(self, buffer: Buffer) -> None:
         """Gives back a buffer that nothing reads or writes any more."""
-        known = self._in_use.pop(id(buffer), None)
-        assert known is buffer, "a buffer was released twice or is not from this pool"
-        nbytes = buffer.nbytes
-        self._in_use_bytes -= nbytes
-        self._idle_bytes += nbytes
-        idle = self._idle.pop(nbytes, [])
+        kind, known = self._in_use.pop(id(buffer), (None, None))
+        assert kind is not None and known is buffer, (
+            "a buffer was released twice or is not from this pool"
+        )
+        self._in_use_bytes -= kind.nbytes
+        self._idle_bytes += kind.nbytes
+        idle = self._idle.pop(kind, [])
         idle.append(buffer)
-        self._idle[nbytes] = idle  # re-inserted: this size is now the one used last
+        self._idle[kind] = idle  # re-inserted: this one is now the one used last
         if self._idle_bytes > self._retain:
             self._evict()
 
@@ -122,21 +134,21 @@ class BufferPool:
 
     def _evict(self) -> None:
         limit = max(self._retain, 2 * self._peak_bytes)
-        for nbytes in list(self._idle):
-            idle = self._idle[nbytes]
+        for kind in list(self._idle):
+            idle = self._idle[kind]
             while idle and self._idle_bytes > limit:
                 idle.pop()
-                self._idle_bytes -= nbytes
+                self._idle_bytes -= kind.nbytes
             if not idle:
-                del self._idle[nbytes]
+                del self._idle[kind]
             if self._idle_bytes <= limit:
                 return
 
 
-def _aligned(nbytes: int, *, touched: bool) -> npt.NDArray[np.uint8]:
-    """A new array whose start is aligned, and with `touched` all of whose pages are mapped."""
-    block = np.empty(nbytes + ALIGNMENT_BYTES, dtype=np.uint8)
-    if touched:
+def _aligned(kind: _Kind) -> Buffer:
+    """A new array whose start is aligned."""
+    block = np.empty(kind.nbytes + ALIGNMENT_BYTES, dtype=np.uint8)
+    if kind.touched:
         block.fill(0)
     start = -block.ctypes.data % ALIGNMENT_BYTES
-    return block[start : start + nbytes]
+    return block[start : start + kind.nbytes]

@@ -4,7 +4,7 @@
 # at their own places in the source's buffer: each lands on the place that was freed last, which is
 # still in the cache.  Usually a few places go round like that, and the rest of the buffer is for
 # the time that one source is far ahead of the others.  And where any chunk may land anywhere, none
-# is ever aimed wrongly.
+# is aimed wrongly because of its order.
 #
 # A place is either free, or lent to a call of recvmmsg, or that of one chunk.  The last chunk,
 # which may be shorter, always lies at its own.
@@ -58,6 +58,8 @@ cdef inline uint8_t *target_of(
     cdef Landing *landing = slot.landing
     cdef uint32_t place = chunk
     if landing != NULL and chunk + 1 != slot.count:
-        landing.free_count -= 1    # never below 0: there is one for every chunk, and none is lent
-        place = landing.place[chunk] = landing.free[landing.free_count]
+        if landing.place[chunk] == NEVER:
+            landing.free_count -= 1    # never below 0: there is one for every chunk, none is lent
+            landing.place[chunk] = landing.free[landing.free_count]
+        place = landing.place[chunk]
     return slot.base + <int64_t> place * chunk_bytes

@@ -168,8 +168,8 @@ cdef void gather(msghdr *message, uint8_t *to, int64_t size) noexcept nogil:
 cdef int take_aimed(
     ChannelState *s, int m, int64_t size, int64_t segment, int64_t now,
 ) noexcept nogil:
-    """Handles leading pairs of message `m` while every chunk lies where it belongs; returns bytes
-    dealt with.  Stops before the first datagram that is elsewhere, so that nothing is moved over
+    """Handles leading pairs of message `m` while every chunk lies where it may; returns bytes dealt
+    with.  Stops before the first datagram that is elsewhere, so that nothing is moved over
     bytes not yet looked at."""
     cdef ReceiveRing *r = &s.rx
     cdef iovec *vector = r.messages[m].msg_hdr.msg_iov
@@ -182,8 +182,8 @@ cdef int take_aimed(
     cdef ReceiveSlot *slot
     cdef Landing *landing = s.receive[r.aimed_slot].landing
     cdef uint32_t *aimed
-    if size > segment and segment != s.datagram_bytes:
-        return 0  # several datagrams of another size lie across the pairs
+    if segment > s.datagram_bytes or (size > segment and segment != s.datagram_bytes):
+        return 0  # a longer one, or several of another size, lie across the pairs
     for pair in range(pairs):
         if done >= size:
             break
@@ -202,6 +202,7 @@ cdef int take_aimed(
                 memcpy(target_of(slot, chunk, s.chunk_bytes), payload, part - HEADER)
                 s.counters[C_MOVED] += 1
             elif landing != NULL:
+                landing_clear(landing, chunk)
                 landing.place[chunk] = aimed[0]
                 aimed[0] = NEVER
             accept_chunk(s, slot, chunk)
@@ -226,7 +227,8 @@ cdef int receive_turn(ChannelState *s, int64_t now) noexcept nogil:
     else:
         r.aimed_slot = aiming_slot(s)
     # Preparing costs as much as an empty call: twice what came last time is enough.  A merged
-    # message may be of any length: behind a short one the rest of a call is aimed wrongly.
+    # message may be of any length: behind a short one the rest of a call is aimed wrongly, unless
+    # it is aimed at a landing.
     r.messages_count = min(BIG_MESSAGES if big else SMALL_MESSAGES, max(2, 2 * r.came))
     if big and r.aimed_slot >= 0 and s.receive[r.aimed_slot].landing == NULL:
         r.messages_count = 2

@@ -69,6 +69,11 @@ class SendPlan:
     """By chunk, whether it may be sent; None: all."""
 
     @property
+    def lands(self) -> bool:
+        """Whether the receiver reduces the chunks: it takes them anywhere, in whatever order."""
+        return self.label.direction == "uplink"
+
+    @property
     def is_told(self) -> bool:
         """Whether the receiver names the missing chunks over TCP: a worker that announced a
         tolerance makes up for them."""

@@ -313,7 +313,7 @@ class Sender:
         return order[wanted[order]]
 
     def _tell_order(self) -> None:
-        if self._link.outbox.reliable_only or self._order is None:
+        if self._link.outbox.reliable_only or self._order is None or self.plan.lands:
             return
         count = self.layout.count
         for frame in outline_frames(self._order, count, self.stream, self.round_id):

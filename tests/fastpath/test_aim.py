@@ -269,3 +269,29 @@ def test_a_short_last_chunk_among_full_ones_never_spills(fastpath: ModuleType) -
         assert memory[CHUNK_BYTES + 8 :] == b"\xee" * (2 * CHUNK_BYTES - 8)
         assert channel.counters()["malformed"] == 3
         assert channel.counters()["future"] == 3
+
+
+@both
+@pytest.mark.parametrize("lands", [False, True])
+def test_a_datagram_longer_than_a_chunk_is_read_where_it_is(
+    fastpath: ModuleType, lands: bool
+) -> None:
+    """Its bytes lie across several places: what is behind the first must not be taken for it."""
+    with udp_pair() as sockets:
+        channel = channels_on(fastpath, sockets, CHUNK_BYTES)[1]
+        datagrams = Datagrams(fastpath, TAG_B)
+        buffer = bytearray(3 * CHUNK_BYTES)
+        mean = bytearray(3 * CHUNK_BYTES)
+        reducer = fastpath.Reducer(mean, [buffer], CHUNK_BYTES, "float32") if lands else None
+        channel.open_receive(0, 7, buffer, bytearray(1), reducer=reducer)
+        long = random.Random(1).randbytes(30_000)
+        sockets[0].send(datagrams.control(long))
+        sockets[0].send(datagrams.data(long, chunk=0))
+        sent = [random.Random(chunk).randbytes(CHUNK_BYTES) for chunk in range(3)]
+        for chunk, payload in enumerate(sent):
+            sockets[0].send(datagrams.data(payload, chunk=chunk))
+        settle(fastpath, channel, 5)
+        assert channel.take_control() == [long]
+        counters = channel.counters()
+        assert (counters["malformed"], counters["corrupt"], counters["accepted"]) == (1, 0, 3)
+        assert (mean if lands else buffer) == b"".join(sent)

@@ -70,3 +70,16 @@ def test_clear_forgets_everything() -> None:
     pool.release(pool.acquire(20))
     pool.clear()
     assert pool.in_use == 0 and pool.idle_bytes == 0
+
+
+def test_untouched_buffers_are_kept_apart() -> None:
+    """What is used little does not become what is used as a whole; the reverse is no loss."""
+    pool = BufferPool()
+    source, mean = pool.acquire(1000, touched=False), pool.acquire(1000)
+    pool.release(mean)
+    pool.release(source)
+    assert pool.acquire(1000) is mean
+    assert pool.acquire(1000, touched=False) is source
+    pool.release(mean)
+    assert pool.acquire(1000, touched=False) is mean
+    assert pool.allocations == 2
