@@ -12,10 +12,11 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.connection import Connection, wait
+from typing import Any, cast
 
 START_LIMIT_S = 120.0
 CHECK_LIMIT_S = 60.0
@@ -51,8 +52,8 @@ class Ranks:
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
-        for rank in range(self._most):
-            assert self._answer(rank, time.monotonic() + START_LIMIT_S) == "ready"
+        answers = self._answers(self._most, time.monotonic() + START_LIMIT_S)
+        assert answers == ["ready"] * self._most
 
     def run(self, check: Callable[..., Any], world: int, **settings: Any) -> list[Any]:
         """What `check` returns on each of `world` ranks; AssertionError where it raises."""
@@ -62,10 +63,21 @@ class Ranks:
             until = time.monotonic() + CHECK_LIMIT_S
             for pipe in self._pipes[:world]:
                 pipe.send((check, world, settings))
-            return [self._answer(rank, until) for rank in range(world)]
+            return self._answers(world, until)
         except BaseException:
             self.close()  # whatever it left behind must not trouble the next
             raise
+
+    def _answers(self, world: int, until: float) -> list[Any]:
+        """By rank; read as they come, since a rank that failed is why the others wait."""
+        rank_of = {pipe: rank for rank, pipe in enumerate(self._pipes[:world])}
+        answers: dict[int, Any] = {}
+        while len(answers) < world:
+            waiting = [pipe for pipe, rank in rank_of.items() if rank not in answers]
+            for pipe in wait(waiting, max(0.1, until - time.monotonic())) or waiting:
+                rank = rank_of[cast(Connection, pipe)]
+                answers[rank] = self._answer(rank, until)
+        return [answers[rank] for rank in range(world)]
 
     def _answer(self, rank: int, until: float) -> Any:
         pipe = self._pipes[rank]
@@ -97,6 +109,22 @@ def free_port(count: int = 1) -> int:
             port = int(sock.getsockname()[1])
             if all(_is_free(port + offset) for offset in range(1, count)):
                 return port
+
+
+@contextmanager
+def busy_port_after_a_free_one() -> Iterator[int]:
+    """A TCP port that is listened on meanwhile; the one before it is free.
+
+    Taken here: nobody else can have it by the time a check wants it to be busy.
+    """
+    while True:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = int(sock.getsockname()[1])
+            if _is_free(port - 1):
+                sock.listen()
+                yield port
+                return
 
 
 def _is_free(port: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from typing import Any
 
@@ -13,7 +12,7 @@ from dblp.io import interfaces
 from dblp.torch import rendezvous
 from dblp.torch.group import RankGroup
 from tests.train.models import batches, loss_of, perceptron, wrapped
-from tests.train.ranks import Job, Ranks, free_port
+from tests.train.ranks import Job, Ranks, busy_port_after_a_free_one
 
 
 def steps(job: Job, state: dblp.torch.DBLPState, model: Any, count: int = 2) -> int:
@@ -116,26 +115,21 @@ def test_ranks_on_several_hosts_listen_on_all_interfaces(ranks: Ranks) -> None:
 
 def taken(job: Job, port: int) -> str:
     os.environ["LOCAL_RANK"] = str(job.rank)
-    blocker = socket.socket()
     try:
-        if job.rank == 1:
-            blocker.bind(("127.0.0.1", port + 1))
-            blocker.listen()
         dblp.torch.register(wrapped(perceptron(), job), port=port)
     except dblp.DBLPError as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        blocker.close()
         os.environ.pop("LOCAL_RANK")
     return "nothing"
 
 
 def test_field_04_a_port_in_use_is_named_on_all_ranks(ranks: Ranks) -> None:
-    port = free_port()
-    first, second = ranks.run(taken, 2, port=port)
-    assert f"127.0.0.1:{port + 1} is in use" in second
+    with busy_port_after_a_free_one() as busy:
+        first, second = ranks.run(taken, 2, port=busy - 1)
+    assert f"127.0.0.1:{busy} is in use" in second
     assert "rank 1" in first
-    assert f"127.0.0.1:{port + 1} is in use" in first
+    assert f"127.0.0.1:{busy} is in use" in first
 
 
 def two_jobs(job: Job) -> int:
