@@ -195,10 +195,11 @@ def test_tcp_flow_runs_under_the_chosen_congestion_control(lab: NetworkLab, name
 
 @needs_compiler
 @needs_loopback
+@pytest.mark.parametrize("framed", [True, False])
 @pytest.mark.parametrize("gso", [True, False])
-def test_raw_udp_on_loopback_loses_nothing(gso: bool) -> None:
+def test_raw_udp_on_loopback_loses_nothing(gso: bool, framed: bool) -> None:
     before = own_udp_counters()
-    flow = run_raw_udp(None, 0, 0, 3_000_001, 2, gso=gso)
+    flow = run_raw_udp(None, 0, 0, 3_000_001, 2, gso=gso, framed=framed)
     assert len(flow.elapsed_s) == 2
     assert (own_udp_counters() - before).in_errors == 0
 

@@ -2,7 +2,8 @@
 
 Every turn starts both processes anew, so the first round of each turn (`cold`) is reported apart.
 TCP runs as iperf3 runs it (128 KiB blocks), with 1 MB blocks, and into a buffer of the round's
-size; the summary compares with the first, and names the others under keys of their own.
+size; the summary compares with the first, and names the others under keys of their own.  So does
+the ceiling, as it is and with the memory traffic of a header and a check per datagram.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ def _flows(result: CaseResult, *, dblp: bool) -> dict[str, Flow]:
         run_tcp_flow, congestion="cubic", block_bytes=LARGE_BLOCK_BYTES, place=True
     )
     flows["raw udp"] = run_raw_udp
+    flows["raw udp, framed"] = partial(run_raw_udp, framed=True)
     return flows
 
 
@@ -192,6 +194,8 @@ def _summarise(
         p50(on, "dblp"), p50(on, "tcp cubic, into place")
     )
     keys["ceiling_over_tcp_offload"] = ratio(p50(on, "raw udp"), p50(on, *stock))
+    keys["goodput_over_framed_ceiling"] = ratio(p50(on, "dblp"), p50(on, "raw udp, framed"))
+    keys["framed_ceiling_over_tcp_offload"] = ratio(p50(on, "raw udp, framed"), p50(on, *stock))
     mine = [cell for (_, _, name), cell in cells.items() if name.startswith("dblp")]
     chunks = sum(cell.chunks for cell in mine)
     keys["clean_kernel_drops"] = sum(cell.kernel_drops for cell in mine) if mine else None

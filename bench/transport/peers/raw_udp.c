@@ -5,10 +5,15 @@
  * bytes it has taken, the sender keeps at most `window` bytes beyond that under way. A lost
  * datagram therefore stops the flow; the sender gives up after five seconds and says so.
  *
- *   raw_udp recv ADDRESS NBYTES ROUNDS WARMUP GRO SEGMENT
- *   raw_udp send ADDRESS PORT NBYTES ROUNDS WARMUP SEGMENTS SEGMENT WINDOW
+ *   raw_udp recv ADDRESS NBYTES ROUNDS WARMUP GRO SEGMENT HEADER
+ *   raw_udp send ADDRESS PORT NBYTES ROUNDS WARMUP SEGMENTS SEGMENT WINDOW HEADER
  *
  * SEGMENTS is the number of segments per message (1: UDP_SEGMENT off). Results are JSON lines.
+ *
+ * With HEADER bytes above 0 both sides also do what no protocol with a header and a check per
+ * datagram can do without: the sender hands over two pieces per segment, a header of its own in
+ * place of the segment's first bytes and the rest from where it lies, and each side reads one word
+ * of every cache line once. That is a check's memory traffic without its arithmetic.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -35,6 +40,9 @@ enum {
     WANTED_BUFFER = 4 << 20, /* the kernel doubles it, and caps it at rmem_max */
     SLOTS = 64,
     SLOT_BYTES = 65536,
+    MAX_SEGMENTS = 64,
+    MAX_HEADER = 64,
+    LINE_BYTES = 64,
     PATIENCE_MS = 5000,
 };
 
@@ -57,6 +65,17 @@ static double cpu_s(void) {
     getrusage(RUSAGE_SELF, &u);
     return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+/* One pass over the bytes; the sum keeps the compiler from leaving it out. */
+static void read_once(const uint8_t *bytes, size_t size) {
+    static volatile uint64_t total;
+    uint64_t sum = 0, word;
+    for (size_t at = 0; at + sizeof word <= size; at += LINE_BYTES) {
+        memcpy(&word, bytes + at, sizeof word);
+        sum += word;
+    }
+    total = total + sum;
 }
 
 static uint8_t *buffer_of(size_t nbytes) {
@@ -87,7 +106,7 @@ static void receive(char **arg) {
     const size_t nbytes = strtoull(arg[1], NULL, 10);
     const int rounds = atoi(arg[2]), warmup = atoi(arg[3]), gro = atoi(arg[4]);
     const size_t slot_bytes = gro ? SLOT_BYTES : (size_t)atoi(arg[5]);
-    const int slots = gro ? GRO_SLOTS : SLOTS;
+    const int slots = gro ? GRO_SLOTS : SLOTS, checked = atoi(arg[6]) > 0;
     static struct mmsghdr messages[SLOTS];
     static struct iovec vectors[SLOTS];
     struct sockaddr_in here = address_of(arg[0], 0), peer;
@@ -128,6 +147,7 @@ static void receive(char **arg) {
                 if (messages[i].msg_hdr.msg_flags & MSG_TRUNC || got + size > nbytes)
                     fail("more bytes than a round has");
                 memcpy(place + got, vectors[i].iov_base, size);
+                if (checked) read_once(place + got, size);
                 got += size;
                 taken += size;
             }
@@ -141,6 +161,7 @@ static void receive(char **arg) {
 
 struct flow {
     int fd;
+    size_t segment, message_bytes, header;
     uint64_t sent, taken, window;
 };
 
@@ -157,15 +178,37 @@ static void await_room(struct flow *flow, uint64_t room) {
     }
 }
 
-/* Fills up to SLOTS messages from `source`; returns how many. */
-static int fill(struct mmsghdr *messages, struct iovec *vectors, uint8_t *source, size_t left,
-                size_t message_bytes, int most) {
+/* Vectors of one message of `size` bytes at `source`; returns how many. */
+static size_t scatter(const struct flow *flow, struct iovec *vector, uint8_t *headers,
+                      uint8_t *source, size_t size) {
+    size_t count = 0;
+    if (!flow->header) {
+        vector[0] = (struct iovec){source, size};
+        return 1;
+    }
+    read_once(source, size);
+    for (size_t at = 0; at < size; at += flow->segment) {
+        size_t part = size - at < flow->segment ? size - at : flow->segment;
+        size_t head = part < flow->header ? part : flow->header;
+        memset(headers, (int)at, head);
+        vector[count++] = (struct iovec){headers, head};
+        vector[count++] = (struct iovec){source + at + head, part - head};
+        headers += MAX_HEADER;
+    }
+    return count;
+}
+
+/* Fills up to `most` messages from `source`; returns how many. */
+static int fill(const struct flow *flow, struct mmsghdr *messages, uint8_t *source, size_t left,
+                int most) {
+    static struct iovec vectors[SLOTS][2 * MAX_SEGMENTS];
+    static uint8_t headers[SLOTS][MAX_SEGMENTS * MAX_HEADER];
     int count = 0;
     while (left && count < most) {
-        size_t size = left < message_bytes ? left : message_bytes;
-        vectors[count] = (struct iovec){source, size};
-        messages[count].msg_hdr.msg_iov = &vectors[count];
-        messages[count].msg_hdr.msg_iovlen = 1;
+        size_t size = left < flow->message_bytes ? left : flow->message_bytes;
+        struct msghdr *message = &messages[count].msg_hdr;
+        message->msg_iov = vectors[count];
+        message->msg_iovlen = scatter(flow, vectors[count], headers[count], source, size);
         source += size;
         left -= size;
         count++;
@@ -173,16 +216,15 @@ static int fill(struct mmsghdr *messages, struct iovec *vectors, uint8_t *source
     return count;
 }
 
-static void send_round(struct flow *flow, uint8_t *source, size_t nbytes, size_t message_bytes) {
+static void send_round(struct flow *flow, uint8_t *source, size_t nbytes) {
     static struct mmsghdr messages[SLOTS];
-    static struct iovec vectors[SLOTS];
     /* A quarter of the window per call keeps both sides busy. */
-    int most = (int)(flow->window / 4 / message_bytes);
+    int most = (int)(flow->window / 4 / flow->message_bytes);
     most = most < 1 ? 1 : most > SLOTS ? SLOTS : most;
     for (size_t done = 0; done < nbytes;) {
-        int count = fill(messages, vectors, source + done, nbytes - done, message_bytes, most);
-        size_t bytes = 0;
-        for (int i = 0; i < count; i++) bytes += vectors[i].iov_len;
+        size_t bytes = (size_t)most * flow->message_bytes;
+        if (bytes > nbytes - done) bytes = nbytes - done;
+        int count = fill(flow, messages, source + done, bytes, most);
         await_room(flow, bytes);
         for (int first = 0; first < count;) {
             int took = sendmmsg(flow->fd, messages + first, (unsigned)(count - first), 0);
@@ -201,10 +243,16 @@ static void send_round(struct flow *flow, uint8_t *source, size_t nbytes, size_t
 static void send_all(char **arg) {
     const size_t nbytes = strtoull(arg[2], NULL, 10);
     const int rounds = atoi(arg[3]), warmup = atoi(arg[4]);
-    int segments = atoi(arg[5]), segment = atoi(arg[6]);
+    int segments = atoi(arg[5]), segment = atoi(arg[6]), header = atoi(arg[8]);
     struct sockaddr_in there = address_of(arg[0], atoi(arg[1]));
-    struct flow flow = {.fd = udp_socket(), .window = strtoull(arg[7], NULL, 10)};
+    struct flow flow = {.fd = udp_socket(),
+                        .segment = (size_t)segment,
+                        .message_bytes = (size_t)segments * (size_t)segment,
+                        .header = (size_t)header,
+                        .window = strtoull(arg[7], NULL, 10)};
     double cpu_before = 0;
+
+    if (segments > MAX_SEGMENTS || header > MAX_HEADER || header > segment) fail("arguments");
 
     if (segments > 1 && setsockopt(flow.fd, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof segment))
         fail("UDP_SEGMENT");
@@ -214,15 +262,15 @@ static void send_all(char **arg) {
     for (int round = 0; round < warmup + rounds; round++) {
         if (round == warmup) cpu_before = cpu_s();
         double started = now_s();
-        send_round(&flow, source, nbytes, (size_t)segments * (size_t)segment);
+        send_round(&flow, source, nbytes);
         printf("%s%.9f", round ? ", " : "", now_s() - started);
     }
     printf("], \"cpu_s\": %.6f}\n", cpu_s() - cpu_before);
 }
 
 int main(int count, char **arg) {
-    if (count == 8 && !strcmp(arg[1], "recv")) receive(arg + 2);
-    else if (count == 10 && !strcmp(arg[1], "send")) send_all(arg + 2);
+    if (count == 9 && !strcmp(arg[1], "recv")) receive(arg + 2);
+    else if (count == 11 && !strcmp(arg[1], "send")) send_all(arg + 2);
     else {
         fprintf(stderr, "usage: raw_udp recv|send ...\n");
         return 2;
