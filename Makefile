@@ -40,7 +40,7 @@ bench-micro: $(STAMPS)/extension-require ## Measure steps and loopback rounds (J
 lint: $(STAMPS)/extension-require ## Check style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
-	$(VENV)/bin/cython-lint $(wildcard dblp/*.pyx dblp/*.pxd)
+	PATH="$(abspath $(VENV))/bin:$$PATH" cython-lint $(wildcard dblp/*.pyx dblp/*.pxd)
 
 build: $(STAMPS)/extension-require ## Build the extension in place
 

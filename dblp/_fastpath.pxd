@@ -73,8 +73,7 @@ cdef extern from "csrc/udp.h" nogil:
 
 
 cdef struct Landing:            # where the chunks of one source lie; see landing.pxi
-    uint32_t *place            # of each chunk that has landed, until it is reduced; else NEVER.
-                               # NULL: every chunk lies at its own place
+    uint32_t *place            # of each chunk until it is reduced, else NEVER; NULL: at its own
     uint32_t *free             # unused places, the next one to use last
     uint32_t free_count
     uint32_t arrived           # chunks of this source so far
