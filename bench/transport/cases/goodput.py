@@ -2,8 +2,8 @@
 
 Every turn starts both processes anew, so the first round of each turn (`cold`) is reported apart.
 TCP runs as iperf3 runs it (128 KiB blocks), with 1 MB blocks, and into a buffer of the round's
-size; the summary compares with the first, and names the others under keys of their own.  So does
-the ceiling, as it is and with the memory traffic of a header and a check per datagram.
+size; the summary compares with the first, and names the others under keys of their own.  The raw
+UDP pair runs as it is, and with the memory traffic of a header and a check per datagram.
 """
 
 from __future__ import annotations

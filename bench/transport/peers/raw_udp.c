@@ -198,13 +198,12 @@ static size_t scatter(const struct flow *flow, struct iovec *vector, uint8_t *he
     return count;
 }
 
-/* Fills up to `most` messages from `source`; returns how many. */
-static int fill(const struct flow *flow, struct mmsghdr *messages, uint8_t *source, size_t left,
-                int most) {
+/* Messages of the `left` bytes at `source`, at most SLOTS; returns how many. */
+static int fill(const struct flow *flow, struct mmsghdr *messages, uint8_t *source, size_t left) {
     static struct iovec vectors[SLOTS][2 * MAX_SEGMENTS];
     static uint8_t headers[SLOTS][MAX_SEGMENTS * MAX_HEADER];
     int count = 0;
-    while (left && count < most) {
+    while (left && count < SLOTS) {
         size_t size = left < flow->message_bytes ? left : flow->message_bytes;
         struct msghdr *message = &messages[count].msg_hdr;
         message->msg_iov = vectors[count];
@@ -224,7 +223,7 @@ static void send_round(struct flow *flow, uint8_t *source, size_t nbytes) {
     for (size_t done = 0; done < nbytes;) {
         size_t bytes = (size_t)most * flow->message_bytes;
         if (bytes > nbytes - done) bytes = nbytes - done;
-        int count = fill(flow, messages, source + done, bytes, most);
+        int count = fill(flow, messages, source + done, bytes);
         await_room(flow, bytes);
         for (int first = 0; first < count;) {
             int took = sendmmsg(flow->fd, messages + first, (unsigned)(count - first), 0);
